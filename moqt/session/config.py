@@ -1,0 +1,78 @@
+"""SessionConfig: the limits of a session, and what it says of itself in SETUP."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """Which side opened the QUIC connection. Either may publish, subscribe, or both."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """Limits and Setup Options of one session. Each limit says what happens at it."""
+
+    path: str = ""
+    """PATH of the client's SETUP: path-abempty, with ``?query`` if there is one."""
+
+    authority: str = ""
+    """AUTHORITY of the client's SETUP. A client without one does not send the option."""
+
+    implementation: str = "kvcs"
+    """MOQT_IMPLEMENTATION. Seen by the peer: nothing about models, prompts or hosts."""
+
+    max_filter_ranges: int = 64
+    """Ranges accepted for each request; more is answered REQUEST_ERROR INVALID_FILTER."""
+
+    max_request_updates: int = 32
+    """Unanswered REQUEST_UPDATEs accepted for each request; more closes the session."""
+
+    max_auth_token_cache_octets: int = 0
+    """What the peer may register as token aliases; more closes the session."""
+
+    max_requests: int = 4096
+    """Requests of the peer alive at once; one more is answered EXCESSIVE_LOAD."""
+
+    max_object_octets: int = 64 * 1024 * 1024 + 4096
+    """Largest Object received; a longer one costs its stream, not the session."""
+
+    max_partial_octets: int = 256 * 1024 * 1024
+    """Octets of Objects that are still arriving, over all streams. The stream that would pass
+    it is stopped with EXCESSIVE_LOAD, and counts as reset."""
+
+    max_subscription_octets: int = 16 * 1024 * 1024
+    """Octets of whole Objects that the application has not taken from one subscription.
+    At the limit the subscription is cancelled and ends TOO_FAR_BEHIND. One stream alone cannot
+    reach it: its receive window stops the peer before. A FETCH is one stream."""
+
+    max_parked_streams: int = 64
+    """Streams held that came ahead of SETUP, of their Track Alias or of their group order;
+    one more is stopped."""
+
+    max_parked_octets: int = 4 * 1024 * 1024
+    """Octets held on such streams; the stream that would pass it is stopped."""
+
+    max_malformed_groups: int = 4096
+    """Groups whose ends are remembered to notice malformed Tracks; the oldest are forgotten."""
+
+    max_data_streams: int = 32
+    """Subgroup streams kept open at once; a more urgent one may exceed it. Each open stream
+    costs the QUIC stack time on every packet."""
+
+    write_quantum: int = 64 * 1024
+    """Octets handed over from one stream before another of equal rank gets its turn."""
+
+    setup_timeout_s: float = 10.0
+    """How long the peer's SETUP may take; then the session closes CONTROL_MESSAGE_TIMEOUT."""
+
+    park_timeout_s: float = 10.0
+    """How long a stream waits for its SUBSCRIBE_OK; then it is stopped."""
+
+    answer_timeout_s: float = 30.0
+    """How long the application may take to answer a request; then TIMEOUT is sent."""
+
+    done_timeout_s: float = 10.0
+    """How long streams may come after PUBLISH_DONE; then the subscription ends incomplete."""

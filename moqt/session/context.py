@@ -1,0 +1,103 @@
+"""What the parts of one session share: its outbox, its timers, its settings.
+
+The parts know each other only through this; :mod:`moqt.session.core` puts them together.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from moqt.codepoints import StreamErrorCode
+from moqt.session.commands import (
+    Command,
+    ReleaseCredit,
+    ResetStream,
+    SendStreamData,
+    StopSending,
+    StreamId,
+)
+from moqt.session.config import Role, SessionConfig
+from moqt.session.events import Event, RequestId
+from moqt.session.streams import StreamIds
+from moqt.wire.framing import encode_message
+from moqt.wire.messages.base import Message
+from moqt.wire.messages.setup import Setup
+
+
+class Timers:
+    """Deadlines by key. Started relative, and made absolute the next time it is told the time.
+
+    A verb of the application does not know the time; the drain that follows it does.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: dict[Hashable, float] = {}
+        self._due: dict[Hashable, float] = {}
+
+    def start(self, key: Hashable, seconds: float) -> None:
+        """Start, or start again, the timer of ``key``."""
+        self._due.pop(key, None)
+        self._fresh[key] = seconds
+
+    def stop(self, key: Hashable) -> None:
+        """Forget the timer of ``key``, if there is one."""
+        self._due.pop(key, None)
+        self._fresh.pop(key, None)
+
+    def expired(self, now: float) -> list[Hashable]:
+        """Return, and forget, what is due at ``now``."""
+        for key, seconds in self._fresh.items():
+            self._due[key] = now + seconds
+        self._fresh.clear()
+        due = [key for key, at in self._due.items() if at <= now]
+        for key in due:
+            del self._due[key]
+        return due
+
+    def next_deadline(self) -> float | None:
+        """Return when to ask :meth:`expired` again; None when nothing is running."""
+        return min(self._due.values(), default=None)
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by the parts of one session."""
+
+    role: Role
+    config: SessionConfig
+    stream_ids: StreamIds
+    timers: Timers = field(default_factory=Timers)
+    commands: list[Command] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    peer_setup: Setup | None = None
+    """The peer's SETUP, once it has come."""
+
+    ended: list[RequestId] = field(default_factory=list)
+    """Requests that are over, for the session to forget."""
+
+    wake: Callable[[], None] | None = None
+    """Tells the shell that a shared Track has something to send, without a word from the wire."""
+
+    def emit(self, event: Event) -> None:
+        """Tell the application."""
+        self.events.append(event)
+
+    def send(self, stream_id: StreamId, message: Message, *, fin: bool = False) -> None:
+        """Send one control message at once."""
+        self.commands.append(SendStreamData(stream_id, encode_message(message), fin))
+
+    def finish(self, stream_id: StreamId) -> None:
+        """Close our direction of a stream: no more messages from us."""
+        self.commands.append(SendStreamData(stream_id, b"", fin=True))
+
+    def reset(self, stream_id: StreamId, code: StreamErrorCode) -> None:
+        """Give up on our direction of a stream."""
+        self.commands.append(ResetStream(stream_id, code))
+
+    def stop(self, stream_id: StreamId, code: StreamErrorCode) -> None:
+        """Ask the peer to give up on its direction of a stream."""
+        self.commands.append(StopSending(stream_id, code))
+
+    def release(self, stream_id: StreamId, octets: int) -> None:
+        """Let the receive windows move on by ``octets``."""
+        if octets:
+            self.commands.append(ReleaseCredit(stream_id, octets))

@@ -1,0 +1,735 @@
+"""Session: the doors and the routing, no rules.
+
+What a stream or a request means is decided in the file of its chapter; here is only which of
+them an octet, a verb or a timer goes to, and that one broken rule closes the session exactly once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar, cast
+
+from moqt.codepoints import (
+    GroupOrder,
+    MessageType,
+    PublishDoneCode,
+    RequestErrorCode,
+    SessionErrorCode,
+    StreamErrorCode,
+)
+from moqt.codepoints import ParameterType as P
+from moqt.errors import ProtocolError, UsageError
+from moqt.names import FullTrackName, TrackNamespace
+from moqt.session.commands import CloseSession, Command, StreamId
+from moqt.session.config import Role, SessionConfig
+from moqt.session.context import Context
+from moqt.session.control import GOAWAY_TIMER, SETUP_TIMER, ControlStreams
+from moqt.session.delivery import Delivery
+from moqt.session.discovery import (
+    NamespaceDirectory,
+    OwnNamespace,
+    OwnNamespaceSubscription,
+    PeerNamespace,
+    PeerNamespaceSubscription,
+)
+from moqt.session.events import (
+    Event,
+    FetchReceived,
+    ObjectReceived,
+    PublishNamespaceReceived,
+    RequestId,
+    SessionTerminated,
+    SubscribeNamespaceReceived,
+    SubscribeReceived,
+    TrackStatusReceived,
+)
+from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
+from moqt.session.localtrack import LocalTrack
+from moqt.session.publishing import FetchFlow
+from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, RequestStream, overlaps
+from moqt.session.sendqueue import Credit, Flow, SendQueue, Source
+from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
+from moqt.session.subscription import OwnSubscription, PeerSubscription
+from moqt.session.tokens import TokenCache, UnknownTokenAlias
+from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter, filter_defect
+from moqt.wire.framing import REQUESTS, MessageBuffer
+from moqt.wire.messages.base import Message
+from moqt.wire.messages.fetch import Fetch
+from moqt.wire.messages.namespace import PublishNamespace, SubscribeNamespace, SubscribeTracks
+from moqt.wire.messages.publish import Publish
+from moqt.wire.messages.setup import Setup
+from moqt.wire.messages.subscribe import Subscribe, TrackStatus
+from moqt.wire.parameters import Parameters
+
+R = TypeVar("R", bound=RequestStream)
+
+
+class _TimerTarget(Protocol):
+    def timer_expired(self) -> None:
+        """The timer is due."""
+
+
+class _Unlimited:
+    """Credit of a transport that takes everything; for sessions back to back."""
+
+    def stream(self, stream_id: StreamId) -> int:
+        return 1 << 62
+
+
+UNLIMITED: Credit = _Unlimited()
+
+
+class Session:
+    """One MOQT session, without I/O (MOQT, "Sessions").
+
+    Feed it with ``receive_*``, steer it with the verbs (``subscribe``, ``accept_subscribe``, ...),
+    and after *every* call drain it: tell it the time with ``handle_timer``, carry out
+    ``data_to_send()``, then handle ``events()``. ``receive_*`` never raises for what the peer
+    did; that becomes a close and an event.
+
+    Args:
+        role: Which side opened the QUIC connection.
+        config: Limits and Setup Options.
+        wake: Called when a Track or directory that other sessions share has something new for
+            this one: drain it soon. Called at any time, also from inside a verb.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        config: SessionConfig | None = None,
+        *,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        self.role = role
+        self.config = config or SessionConfig()
+        self._context = Context(role, self.config, StreamIds(role), wake=wake)
+        self._terminated: SessionTerminated | None = None
+        self._ids = RequestIds(role)
+        self._tokens = TokenCache(self.config.max_auth_token_cache_octets)
+        self._control = ControlStreams(self._context, self._tokens)
+        self._delivery = Delivery(self._context, self._control_received)
+        self._queue = SendQueue()
+        self._next_alias = 1
+        self._requests: dict[RequestId, RequestStream] = {}
+        self._by_stream: dict[StreamId, RequestStream] = {}
+        self._opening: dict[StreamId, tuple[MessageBuffer, bool]] = {}
+        self._sending: dict[StreamId, tuple[Source, Flow]] = {}
+
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def terminated(self) -> SessionTerminated | None:
+        """How the session ended, once it has."""
+        return self._terminated
+
+    @property
+    def peer_setup(self) -> Setup | None:
+        """The peer's SETUP, once it has come."""
+        return self._context.peer_setup
+
+    @property
+    def open_requests(self) -> int:
+        """Requests of both sides that are alive."""
+        return len(self._requests)
+
+    @property
+    def is_going_away(self) -> bool:
+        """Whether either side has sent GOAWAY."""
+        return self._control.goaway_received or self._control.goaway_sent
+
+    @property
+    def has_data_waiting(self) -> bool:
+        """Whether a stream of Objects may have something to send."""
+        return not self._queue.is_idle
+
+    # -- doors: what happened on the wire --------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the control stream and send SETUP. Once, when the connection is up."""
+        self._control.open()
+
+    def receive_stream_data(self, stream_id: StreamId, data: bytes, *, fin: bool = False) -> None:
+        """Take octets that arrived on a stream, in order."""
+        if self._terminated is not None:
+            return
+        try:
+            if not is_unidirectional(stream_id):
+                self._context.release(stream_id, len(data))
+                self._request_data(stream_id, data, fin)
+            elif self._control.is_peer_stream(stream_id):
+                self._control_received(stream_id, data, fin)
+            else:
+                self._delivery.receive(stream_id, data, fin)
+        except ProtocolError as exc:
+            self._terminate(exc.code, str(exc), by_peer=False)
+
+    def receive_reset(self, stream_id: StreamId, code: int) -> None:
+        """The peer gave up sending on a stream."""
+        if self._terminated is not None:
+            return
+        if self._control.is_peer_stream(stream_id):
+            self._terminate(
+                SessionErrorCode.PROTOCOL_VIOLATION, "control stream reset", by_peer=False
+            )
+        elif is_unidirectional(stream_id):
+            self._delivery.reset(stream_id, code)
+        elif (request := self._by_stream.get(stream_id)) is not None:
+            request.reset_received(code)
+            self._forget_stream(request)
+        else:
+            self._opening.pop(stream_id, None)
+
+    def receive_stop_sending(self, stream_id: StreamId, code: int) -> None:
+        """The peer wants no more of a stream. The transport has reset it already."""
+        if self._terminated is not None:
+            return
+        if self._control.is_own_stream(stream_id):
+            self._terminate(
+                SessionErrorCode.PROTOCOL_VIOLATION, "control stream stopped", by_peer=False
+            )
+        elif is_unidirectional(stream_id):
+            sending = self._sending.pop(stream_id, None)
+            if sending is not None:
+                sending[0].stream_stopped(sending[1])
+        elif (request := self._by_stream.get(stream_id)) is not None:
+            request.stop_received(code)
+            self._forget_stream(request)
+
+    def receive_datagram(self, data: bytes) -> None:
+        """Take one QUIC DATAGRAM."""
+        if self._terminated is not None:
+            return
+        try:
+            self._delivery.datagram(data)
+        except ProtocolError as exc:
+            self._terminate(exc.code, str(exc), by_peer=False)
+
+    def receive_connection_lost(self, code: int, reason: str, *, by_peer: bool) -> None:
+        """The connection is gone: everything ends."""
+        self._terminate(code, reason, by_peer=by_peer, close=False)
+
+    def handle_timer(self, now: float) -> None:
+        """Do what is due at ``now`` (seconds of any steady clock). Call it before each drain."""
+        if self._terminated is not None:
+            return
+        for key in self._context.timers.expired(now):
+            if key == SETUP_TIMER:
+                self._terminate(
+                    SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time", by_peer=False
+                )
+            elif key == GOAWAY_TIMER:
+                self._goaway_due()
+            else:
+                cast(_TimerTarget, key).timer_expired()
+
+    def next_deadline(self) -> float | None:
+        """Return when to call :meth:`handle_timer` at the latest; None if nothing is due."""
+        return None if self._terminated is not None else self._context.timers.next_deadline()
+
+    # -- drains ----------------------------------------------------------------------------------
+
+    def data_to_send(self, budget: int = 1 << 62, credit: Credit = UNLIMITED) -> Iterator[Command]:
+        """Yield what the transport must do now. Carry each command out before taking the next.
+
+        Control and request messages are never held back. Of Objects, about ``budget`` octets are
+        taken, the most urgent first, from streams for which ``credit`` has room at that moment.
+        """
+        yield from self._take_commands()
+        quantum = self.config.write_quantum
+        next_uni = self._context.stream_ids.next_uni
+
+        def admit(flow: Flow) -> bool:
+            if budget <= 0:
+                return False
+            if flow.stream_id is not None:
+                return credit.stream(flow.stream_id) > 0
+            return credit.stream(next_uni()) > 0 and self._may_open(flow)
+
+        while self._terminated is None and (turn := self._queue.next(admit)) is not None:
+            source, flow = turn
+            stream_id = flow.stream_id if flow.stream_id is not None else next_uni()
+            pieces, octets = flow.pull(min(budget, quantum, credit.stream(stream_id)))
+            budget -= max(octets, 1)
+            if flow.finished:
+                self._sending.pop(stream_id, None)
+            else:
+                self._sending[stream_id] = source, flow
+            yield from self._take_commands()
+            yield from pieces
+        yield from self._take_commands()
+
+    def events(self) -> list[Event]:
+        """Return, and forget, what happened since the last call."""
+        context = self._context
+        for request_id in context.ended:
+            self._requests.pop(request_id, None)
+        context.ended.clear()
+        if self._control.goaway_received and not self._requests:
+            self._terminate(SessionErrorCode.NO_ERROR, "going away", by_peer=False)
+        events, context.events = context.events, []
+        return events
+
+    def consumed(self, event: ObjectReceived) -> None:
+        """The application took an Object: the receive windows may move on by its octets."""
+        request = self._requests.get(event.request_id)
+        owner = request if isinstance(request, OwnSubscription | OwnFetch) else None
+        self._delivery.consumed(event, owner)
+
+    # -- verbs: our requests ---------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        track: FullTrackName,
+        *,
+        location_filter: LocationFilter = LocationFilter.NEXT_OBJECT,
+        fill: LocationFilter | FillParameters | None = None,
+        range_filters: Iterable[RangeFilter] = (),
+        priority: int = 128,
+        group_order: GroupOrder = GroupOrder.ASCENDING,
+        forward: bool = True,
+    ) -> RequestId:
+        """Ask for the future Objects of a Track (MOQT, "SUBSCRIBE").
+
+        Args:
+            track: Its Full Track Name.
+            location_filter: Which of the future Objects.
+            fill: Which of the past ones, on a stream of their own. Next Object and a fill from
+                {0, 0} bring each Object of the Track exactly once.
+            range_filters: Further conditions, within the peer's MAX_FILTER_RANGES.
+            priority: Subscriber Priority, 0 to 255, smaller is more urgent.
+            group_order: Always sent, since a fill cannot be read without knowing it.
+            forward: False: paused; no Object flows and no fill is opened.
+
+        Returns:
+            The Request ID at once; SubscribeAccepted or RequestRefused answers it.
+
+        Raises:
+            UsageError: If the session is over or going away, or the peer takes no such filter.
+                Nothing was sent.
+        """
+        values: dict[P, Any] = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
+        if fill is not None:
+            if isinstance(fill, LocationFilter):
+                fill = FillParameters(Parameters({P.LOCATION_FILTER: fill}))
+            values[P.FILL_PARAMETERS] = fill
+        if not forward:
+            values[P.FORWARD] = 0
+        parameters = self._checked(values, range_filters, priority)
+        request_id, stream_id = self._open_request()
+        subscription = OwnSubscription(
+            self._context,
+            request_id,
+            stream_id,
+            track=track,
+            parameters=parameters,
+            directory=self._delivery,
+        )
+        self._begin(subscription, Subscribe(request_id, track, parameters))
+        return request_id
+
+    def fetch(
+        self,
+        track: FullTrackName,
+        *,
+        location_filter: LocationFilter,
+        range_filters: Iterable[RangeFilter] = (),
+        priority: int = 128,
+        group_order: GroupOrder = GroupOrder.ASCENDING,
+    ) -> RequestId:
+        """Ask for past Objects of a Track (MOQT, "FETCH").
+
+        Returns and raises as :meth:`subscribe`; FetchAccepted or RequestRefused answers, Objects
+        may come ahead of it, FetchEnded is the last event.
+        """
+        values = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
+        parameters = self._checked(values, range_filters, priority)
+        request_id, stream_id = self._open_request()
+        fetch = OwnFetch(
+            self._context,
+            request_id,
+            stream_id,
+            track=track,
+            parameters=parameters,
+            directory=self._delivery,
+        )
+        self._begin(fetch, Fetch(request_id, track, parameters))
+        return request_id
+
+    def track_status(self, track: FullTrackName) -> RequestId:
+        """Ask what a SUBSCRIBE would be told (MOQT, "TRACK_STATUS"); raises as subscribe."""
+        request_id, stream_id = self._open_request()
+        request = OwnTrackStatus(self._context, request_id, stream_id)
+        self._begin(request, TrackStatus(request_id, track, Parameters()))
+        return request_id
+
+    def publish_namespace(self, prefix: TrackNamespace) -> RequestId:
+        """Tell that there are Tracks under ``prefix``; raises as subscribe.
+
+        Stands until :meth:`cancel`, or until NamespaceRevoked.
+        """
+        request_id, stream_id = self._open_request()
+        request = OwnNamespace(self._context, request_id, stream_id)
+        self._begin(request, PublishNamespace(request_id, prefix, Parameters()))
+        return request_id
+
+    def subscribe_namespace(self, prefix: TrackNamespace) -> RequestId:
+        """Ask which namespaces begin with ``prefix``, now and later; raises as subscribe."""
+        request_id, stream_id = self._open_request()
+        request = OwnNamespaceSubscription(self._context, request_id, stream_id, prefix=prefix)
+        self._begin(request, SubscribeNamespace(request_id, prefix, Parameters()))
+        return request_id
+
+    def update(self, request_id: RequestId, parameters: Parameters) -> RequestId:
+        """Change a subscription of ours (MOQT, "REQUEST_UPDATE").
+
+        Returns the update's own Request ID; UpdateAccepted or UpdateRefused answers it.
+
+        Raises:
+            UsageError: If there is no such Established subscription, or the peer's limits forbid
+                the update. Nothing was sent.
+        """
+        request = self._find(request_id, OwnSubscription)
+        if request is None:
+            raise UsageError(f"no subscription {request_id}")
+        self._check_filters(parameters)
+        setup = self._context.peer_setup
+        limit = (setup.max_request_updates or 0) if setup is not None else 0
+        update_id = self._ids.next_id()
+        request.update(update_id, parameters, limit)
+        return update_id
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Give up a request of ours, or withdraw what it announced. No event follows.
+
+        For a request of the peer: revoke it. Nothing happens if it is over already.
+        """
+        request = self._requests.get(request_id)
+        if isinstance(request, OwnRequest) and not request.over:
+            request.cancel()
+        elif isinstance(request, PeerRequest) and not request.over:
+            request.stopped_by_peer()
+            request.abort(StreamErrorCode.CANCELLED)
+
+    # -- verbs: answers to the peer's requests ---------------------------------------------------
+    #
+    # Each returns False, and does nothing, when the peer has given the request up meanwhile.
+
+    def accept_subscribe(self, request_id: RequestId, track: LocalTrack) -> bool:
+        """Serve a subscription from ``track``: SUBSCRIBE_OK, the fill, what is published."""
+        request = self._unanswered(request_id, PeerSubscription)
+        if request is not None:
+            self._next_alias += 1
+            request.accept(track, self._next_alias - 1)
+        return request is not None
+
+    def accept_fetch(self, request_id: RequestId, track: LocalTrack) -> bool:
+        """Serve a FETCH from ``track``; a range that holds nothing is refused INVALID_RANGE."""
+        request = self._unanswered(request_id, PeerFetch)
+        if request is not None:
+            request.accept(track)
+        return request is not None
+
+    def accept_track_status(self, request_id: RequestId, track: LocalTrack) -> bool:
+        """Answer a TRACK_STATUS."""
+        request = self._unanswered(request_id, PeerTrackStatus)
+        if request is not None:
+            request.accept(track)
+        return request is not None
+
+    def accept_namespace(self, request_id: RequestId) -> bool:
+        """Take a PUBLISH_NAMESPACE; PeerRequestEnded tells when it is withdrawn."""
+        request = self._unanswered(request_id, PeerNamespace)
+        if request is not None:
+            request.accept()
+        return request is not None
+
+    def accept_namespaces(self, request_id: RequestId, directory: NamespaceDirectory) -> bool:
+        """Serve a SUBSCRIBE_NAMESPACE from ``directory``."""
+        request = self._unanswered(request_id, PeerNamespaceSubscription)
+        if request is not None:
+            request.accept(directory)
+        return request is not None
+
+    def reject(
+        self,
+        request_id: RequestId,
+        code: RequestErrorCode,
+        reason: str = "",
+        *,
+        retry_ms: int | None = None,
+    ) -> bool:
+        """Answer REQUEST_ERROR.
+
+        Args:
+            request_id: The request.
+            code: Why.
+            reason: For people; what does not fit 1024 octets is cut.
+            retry_ms: Milliseconds after which a retry makes sense; None: never.
+        """
+        request = self._unanswered(request_id, PeerRequest)
+        if request is not None:
+            request.reject(code, shortened(reason), retry_ms=retry_ms)
+        return request is not None
+
+    def end_subscription(
+        self, request_id: RequestId, code: PublishDoneCode, reason: str = ""
+    ) -> bool:
+        """End a subscription that we serve although its Track goes on."""
+        request = self._find(request_id, PeerSubscription)
+        if request is not None and request.answered:
+            request.end(code, shortened(reason))
+            return True
+        return False
+
+    # -- verbs: the session ----------------------------------------------------------------------
+
+    def goaway(self, new_session_uri: str = "", timeout_ms: int = 0) -> None:
+        """Ask the peer to leave; its new requests are refused GOING_AWAY from now on.
+
+        Args:
+            new_session_uri: Where to go instead. Only a server may say.
+            timeout_ms: After which the session is closed, GOAWAY_TIMEOUT if requests are open.
+
+        Raises:
+            UsageError: If a client states a URI.
+        """
+        if new_session_uri and self.role is Role.CLIENT:
+            raise UsageError("a client cannot send the server elsewhere")
+        if self._terminated is None:
+            self._control.goaway(new_session_uri, timeout_ms)
+
+    def close(
+        self, code: SessionErrorCode | int = SessionErrorCode.NO_ERROR, reason: str = ""
+    ) -> None:
+        """Close the session; the second call does nothing."""
+        self._terminate(code, reason, by_peer=False)
+
+    # -- inside: requests ------------------------------------------------------------------------
+
+    def _checked(
+        self, values: dict[P, Any], filters: Iterable[RangeFilter], priority: int
+    ) -> Parameters:
+        if not 0 <= priority <= 255:
+            raise UsageError(f"subscriber priority {priority}, expected 0 to 255")
+        if priority != 128:
+            values[P.SUBSCRIBER_PRIORITY] = priority
+        for range_filter in filters:
+            kind = range_filter.type
+            values[kind] = (*values.get(kind, ()), range_filter)
+        parameters = Parameters(values)
+        self._check_filters(parameters)
+        return parameters
+
+    def _check_filters(self, parameters: Parameters) -> None:
+        setup = self._context.peer_setup
+        limit = setup.max_filter_ranges if setup is not None else 0
+        if (defect := filter_defect(parameters, limit)) is not None:
+            raise UsageError(f"the peer would refuse the filter: {defect}")
+
+    def _open_request(self) -> tuple[RequestId, StreamId]:
+        if self._terminated is not None:
+            raise UsageError("the session is over")
+        if self._control.goaway_received:
+            raise UsageError("the peer is going away")
+        return self._ids.next_id(), self._context.stream_ids.bidi()
+
+    def _begin(self, request: OwnRequest, message: Message) -> None:
+        self._requests[request.request_id] = request
+        self._by_stream[request.stream_id] = request
+        request.send(message)
+
+    def _find(self, request_id: RequestId, kind: type[R]) -> R | None:
+        request = self._requests.get(request_id)
+        return request if isinstance(request, kind) and not request.over else None
+
+    def _unanswered(self, request_id: RequestId, kind: type[R]) -> R | None:
+        """Return a request of the peer that waits for its answer; None if it is gone.
+
+        Raises:
+            UsageError: If it is of another kind, or has been answered.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.over or self._terminated is not None:
+            return None
+        if not isinstance(request, kind):
+            raise UsageError(f"request {request_id} is a {request.kind.name}")
+        if getattr(request, "answered", False):
+            raise UsageError(f"request {request_id} has been answered")
+        return request
+
+    def _request_data(self, stream_id: StreamId, data: bytes, fin: bool) -> None:
+        request = self._by_stream.get(stream_id)
+        if request is not None:
+            request.receive(data, fin)
+            self._forget_stream(request)
+            return
+        if is_opened_by(stream_id, self.role):
+            return  # a request of ours that is over
+        buffer, _ = self._opening.get(stream_id, (MessageBuffer(), False))
+        buffer.feed(data)
+        self._opening[stream_id] = buffer, fin
+        if self._context.peer_setup is not None:
+            self._open_peer_request(stream_id)
+        elif len(self._opening) > self.config.max_parked_streams:
+            del self._opening[stream_id]
+            self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+            self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+
+    def _open_peer_request(self, stream_id: StreamId) -> None:
+        buffer, fin = self._opening[stream_id]
+        message = next(buffer.messages(None), None)
+        if message is None:
+            if fin:
+                buffer.finish()
+                del self._opening[stream_id]
+                self._context.reset(stream_id, StreamErrorCode.CANCELLED)
+            return
+        del self._opening[stream_id]
+        if message.type not in REQUESTS:
+            raise ProtocolError(f"{message.type.name} opens a request stream")
+        request = self._peer_request(stream_id, message)
+        request.continue_with(buffer)
+        request.receive(b"", fin)
+        self._forget_stream(request)
+
+    def _peer_request(self, stream_id: StreamId, message: Message) -> PeerRequest:
+        request_id = self._ids.take(cast(Any, message).request_id)
+        parameters: Parameters = cast(Any, message).parameters
+        args = self._context, request_id, stream_id, self._ids
+        request: PeerRequest
+        event: Event | None
+        match message:
+            case Subscribe(track=track):
+                request = PeerSubscription(*args, parameters=parameters, queue=self._queue)
+                event = SubscribeReceived(request_id=request_id, track=track, parameters=parameters)
+            case Fetch(track=track):
+                request = PeerFetch(*args, parameters=parameters, queue=self._queue)
+                event = FetchReceived(request_id=request_id, track=track, parameters=parameters)
+            case TrackStatus(track=track):
+                request = PeerTrackStatus(*args, parameters=parameters)
+                event = TrackStatusReceived(
+                    request_id=request_id, track=track, parameters=parameters
+                )
+            case PublishNamespace(prefix=prefix):
+                request = PeerNamespace(*args)
+                event = PublishNamespaceReceived(
+                    request_id=request_id, prefix=prefix, parameters=parameters
+                )
+            case SubscribeNamespace(prefix=prefix):
+                request = PeerNamespaceSubscription(
+                    *args, prefix=prefix, overlaps=self._overlaps_another
+                )
+                event = SubscribeNamespaceReceived(
+                    request_id=request_id, prefix=prefix, parameters=parameters
+                )
+            case _:
+                request = Unserved(*args, kind=message.type)
+                event = None
+        self._requests[request_id] = request
+        self._by_stream[stream_id] = request
+        refusal = self._refusal(request, message, parameters)
+        if refusal is not None:
+            if isinstance(message, Publish):
+                self._delivery.refuse_alias(message.track_alias)
+            request.reject(*refusal)
+        elif event is not None:
+            self._context.emit(event)
+        return request
+
+    def _refusal(
+        self, request: PeerRequest, message: Message, parameters: Parameters
+    ) -> tuple[RequestErrorCode, str] | None:
+        """Say why a request is refused before the application hears of it."""
+        try:
+            self._tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
+        except UnknownTokenAlias as exc:
+            return RequestErrorCode.MALFORMED_AUTH_TOKEN, str(exc)
+        if self._control.goaway_sent:
+            return RequestErrorCode.GOING_AWAY, ""
+        if len(self._requests) > self.config.max_requests:
+            return RequestErrorCode.EXCESSIVE_LOAD, f"{self.config.max_requests} requests are open"
+        if isinstance(message, Publish | SubscribeTracks):
+            return RequestErrorCode.NOT_SUPPORTED, f"{message.type.name} is not served"
+        defect = filter_defect(parameters, self.config.max_filter_ranges)
+        if defect is not None:
+            return RequestErrorCode.INVALID_FILTER, defect
+        match message:
+            case Subscribe(track=track) | Fetch(track=track) | TrackStatus(track=track):
+                if track.namespace.is_local:
+                    return RequestErrorCode.DOES_NOT_EXIST, "no session-level tracks"
+            case PublishNamespace(prefix=prefix) if prefix.is_local:
+                return RequestErrorCode.DOES_NOT_EXIST, "no session-level namespaces"
+            case SubscribeNamespace(prefix=prefix):
+                if self._overlaps_another(request, prefix):
+                    return RequestErrorCode.PREFIX_OVERLAP, f"{prefix} overlaps another"
+        return None
+
+    def _overlaps_another(self, request: PeerRequest, prefix: TrackNamespace) -> bool:
+        return any(
+            isinstance(other, PeerNamespaceSubscription)
+            and other is not request
+            and not other.over
+            and overlaps(other.prefix, prefix)
+            for other in self._requests.values()
+        )
+
+    def _forget_stream(self, request: RequestStream) -> None:
+        """Forget a stream once nothing can come on it any more."""
+        if request.over and request.got_fin:
+            self._by_stream.pop(request.stream_id, None)
+
+    # -- inside: the session ---------------------------------------------------------------------
+
+    def _control_received(self, stream_id: StreamId, data: bytes, fin: bool) -> None:
+        self._context.release(stream_id, len(data))
+        if self._control.receive(stream_id, data, fin):
+            for waiting in list(self._opening):
+                self._open_peer_request(waiting)
+            self._delivery.setup_done()
+
+    def _may_open(self, flow: Flow) -> bool:
+        """Whether one more data stream may be opened: few at a time, urgent ones always."""
+        if len(self._sending) < self.config.max_data_streams or isinstance(flow, FetchFlow):
+            return True
+        return flow.rank() < min(other.rank() for _, other in self._sending.values())
+
+    def _take_commands(self) -> list[Command]:
+        commands, self._context.commands = self._context.commands, []
+        return commands
+
+    def _goaway_due(self) -> None:
+        if self._requests:
+            self._terminate(
+                SessionErrorCode.GOAWAY_TIMEOUT,
+                f"{len(self._requests)} requests are open",
+                by_peer=False,
+            )
+        else:
+            self._terminate(SessionErrorCode.NO_ERROR, "going away", by_peer=False)
+
+    def _terminate(
+        self, code: SessionErrorCode | int, reason: str, *, by_peer: bool, close: bool = True
+    ) -> None:
+        if self._terminated is not None:
+            return
+        reason = shortened(reason)
+        self._terminated = SessionTerminated(code=code, reason=reason, by_peer=by_peer)
+        for request in self._requests.values():
+            if isinstance(request, PeerRequest) and not request.over:
+                request.stopped_by_peer()
+        self._context.commands.clear()
+        if close:
+            self._context.commands.append(CloseSession(code, reason))
+        self._context.emit(self._terminated)
+
+
+class Unserved(PeerRequest):
+    """A request of a kind that is decoded and answered NOT_SUPPORTED."""
+
+    def __init__(self, *args: Any, kind: MessageType) -> None:
+        super().__init__(*args)
+        self.kind = kind
+
+
+def shortened(reason: str, limit: int = 1024) -> str:
+    """Return ``reason``, cut to ``limit`` octets of UTF-8."""
+    return reason.encode()[:limit].decode(errors="ignore")

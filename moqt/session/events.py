@@ -1,0 +1,381 @@
+"""What the application is told. Values only, complete when they leave the session.
+
+Events of one request carry its Request ID. Those that answer a request of ours come first here,
+then Objects, then what the peer asks of us, then the session itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+from moqt.codepoints import (
+    ObjectStatus,
+    PublishDoneCode,
+    RangeMarkerKind,
+    RequestErrorCode,
+    SessionErrorCode,
+    StreamErrorCode,
+)
+from moqt.location import Location
+from moqt.names import FullTrackName, TrackNamespace
+from moqt.session.commands import StreamId
+from moqt.wire.messages.request import Redirect
+from moqt.wire.messages.setup import Setup
+from moqt.wire.pairs import Pairs
+from moqt.wire.parameters import Parameters
+
+RequestId = NewType("RequestId", int)
+
+
+class Via(Enum):
+    """The kind of stream an Object came on."""
+
+    SUBGROUP = "subgroup"
+    DATAGRAM = "datagram"
+    FILL = "fill"
+    FETCH = "fetch"
+
+
+# -- answers to our requests ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRefused:
+    """REQUEST_ERROR: the peer refused this one request. Everything else goes on."""
+
+    request_id: RequestId
+    code: RequestErrorCode | int
+    reason: str
+    retry_ms: int | None
+    """Milliseconds after which a retry makes sense; None: do not retry."""
+
+    redirect: Redirect | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeAccepted:
+    """SUBSCRIBE_OK: the subscription is Established."""
+
+    request_id: RequestId
+    largest: Location | None
+    """Largest Object as the publisher saw it; None when nothing was published yet."""
+
+    fill_expected: bool
+    """Whether a fill was asked for and its range is not empty, so that a stream will come."""
+
+    expires_ms: int
+    track_properties: Pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateAccepted:
+    """REQUEST_OK for a REQUEST_UPDATE of ours."""
+
+    request_id: RequestId
+    update_id: RequestId
+    largest: Location | None
+    fill_expected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRefused:
+    """REQUEST_ERROR for a REQUEST_UPDATE of ours. The subscription ends too; that event follows."""
+
+    request_id: RequestId
+    update_id: RequestId
+    code: RequestErrorCode | int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateNotified:
+    """PUBLISH_STATE_NOTIFY: the publisher tells its Largest Object or a changed filter."""
+
+    request_id: RequestId
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionEnded:
+    """Last event of a subscription that was Established, whoever ended it."""
+
+    request_id: RequestId
+    code: PublishDoneCode | int
+    reason: str
+    complete: bool
+    """Every stream that the publisher counted has been seen to its end by FIN or reset. A hint:
+    what was published is known to the application, not to the session."""
+
+    by_peer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchAccepted:
+    """FETCH_OK. Objects may have come before it."""
+
+    request_id: RequestId
+    end_of_track: bool
+    end_location: Location
+    track_properties: Pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchEnded:
+    """Last event of a FETCH that was not refused."""
+
+    request_id: RequestId
+    complete: bool
+    """True after FIN of the data stream and FETCH_OK; False after a reset or a cancel: what had
+    not come by then is unknown."""
+
+    code: StreamErrorCode | int | None
+    """What a stream was reset with; None after FIN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackStatusAccepted:
+    """REQUEST_OK for TRACK_STATUS."""
+
+    request_id: RequestId
+    largest: Location | None
+    track_properties: Pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespacePublished:
+    """REQUEST_OK for PUBLISH_NAMESPACE: the peer knows that we have Tracks there."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceRevoked:
+    """The peer no longer takes our PUBLISH_NAMESPACE."""
+
+    request_id: RequestId
+    code: StreamErrorCode | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespacesSubscribed:
+    """REQUEST_OK for SUBSCRIBE_NAMESPACE: matches follow, and later ones as they appear."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceAppeared:
+    """NAMESPACE: there are Tracks under ``namespace`` (whole, not the suffix)."""
+
+    request_id: RequestId
+    namespace: TrackNamespace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceGone:
+    """NAMESPACE_DONE for a namespace that had appeared."""
+
+    request_id: RequestId
+    namespace: TrackNamespace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespacesEnded:
+    """The namespace subscription is over; all that had appeared is gone with it."""
+
+    request_id: RequestId
+    code: StreamErrorCode | int
+    by_peer: bool
+
+
+# -- Objects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectReceived:
+    """A whole Object arrived on a subscription, a fill or a FETCH.
+
+    In stream order within a subgroup or a fetch stream; streams interleave. The octets count
+    against the receive windows until ``Session.consumed`` is told of the event.
+    """
+
+    request_id: RequestId
+    """The SUBSCRIBE or FETCH this Object answers."""
+
+    via: Via
+    location: Location
+    subgroup_id: int | None
+    """None for an Object whose Delivery Mode is Datagram."""
+
+    publisher_priority: int
+    status: ObjectStatus
+    """Anything but NORMAL has an empty payload and marks an end (MOQT, "Object Status")."""
+
+    properties: Pairs
+    payload: bytes
+    stream_id: StreamId | None
+    octets: int
+    """What the Object took of the receive window; 0 for a datagram."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeMarked:
+    """An end-of-range marker on a fetch stream: what became of the Locations up to ``end``."""
+
+    request_id: RequestId
+    kind: RangeMarkerKind
+    start: Location | None
+    """First Location of the range; None: from the start of what was asked for."""
+
+    end: Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillEnded:
+    """The fetch stream of a fill is over. The subscription goes on."""
+
+    request_id: RequestId
+    fill_id: RequestId
+    """The SUBSCRIBE or REQUEST_UPDATE that asked for the fill."""
+
+    complete: bool
+    """True after FIN; False after a reset, which leaves what had not come unknown."""
+
+    code: StreamErrorCode | int | None
+    """What the stream was reset with; None after FIN."""
+
+
+# -- what the peer asks of us --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeReceived:
+    """The peer asks for a Track: answer with ``accept_subscribe`` or ``reject``."""
+
+    request_id: RequestId
+    track: FullTrackName
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchReceived:
+    """The peer asks for past Objects: answer with ``accept_fetch`` or ``reject``."""
+
+    request_id: RequestId
+    track: FullTrackName
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackStatusReceived:
+    """The peer asks how a Track stands: answer with ``accept_track_status`` or ``reject``."""
+
+    request_id: RequestId
+    track: FullTrackName
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishNamespaceReceived:
+    """The peer has Tracks under ``prefix``: answer with ``accept_namespace`` or ``reject``."""
+
+    request_id: RequestId
+    prefix: TrackNamespace
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeNamespaceReceived:
+    """The peer asks which namespaces exist: ``accept_namespaces`` or ``reject``."""
+
+    request_id: RequestId
+    prefix: TrackNamespace
+    parameters: Parameters
+
+
+PeerRequest = (
+    SubscribeReceived
+    | FetchReceived
+    | TrackStatusReceived
+    | PublishNamespaceReceived
+    | SubscribeNamespaceReceived
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRequestEnded:
+    """A request of the peer is over: cancelled by it, or served to its end. Nothing to answer."""
+
+    request_id: RequestId
+    cancelled: bool
+
+
+# -- the session ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEstablished:
+    """Both SETUPs are through."""
+
+    peer_setup: Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoawayReceived:
+    """The peer wants to be left: no new requests, move what there is."""
+
+    request_id: RequestId | None
+    """The one request that is to move; None: the whole session."""
+
+    new_session_uri: str
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDiscarded:
+    """Data of the peer was dropped at one of our limits; for the log.
+
+    Nothing is lost silently: the request it belonged to, if any, learns it by its own events.
+    """
+
+    stream_id: StreamId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTerminated:
+    """Always the last event, fired exactly once, whoever closed and why."""
+
+    code: SessionErrorCode | int
+    reason: str
+    by_peer: bool
+
+
+Event = (
+    RequestRefused
+    | SubscribeAccepted
+    | UpdateAccepted
+    | UpdateRefused
+    | StateNotified
+    | SubscriptionEnded
+    | FetchAccepted
+    | FetchEnded
+    | TrackStatusAccepted
+    | NamespacePublished
+    | NamespaceRevoked
+    | NamespacesSubscribed
+    | NamespaceAppeared
+    | NamespaceGone
+    | NamespacesEnded
+    | ObjectReceived
+    | RangeMarked
+    | FillEnded
+    | PeerRequest
+    | PeerRequestEnded
+    | SessionEstablished
+    | GoawayReceived
+    | StreamDiscarded
+    | SessionTerminated
+)
+Events = Sequence[Event]
