@@ -1,0 +1,31 @@
+"""MOQT over asyncio and QUIC: dial with :func:`connect`, listen with :func:`serve`."""
+
+from moqt.aio.aioquic import QuicSettings
+from moqt.aio.client import MoqtUri, connect, open_connection
+from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.server import Server, serve
+from moqt.aio.tls import ClientTls, ServerTls, TlsSettingsError
+from moqt.aio.tracks import (
+    Fetch,
+    NamespacePublication,
+    NamespaceSubscription,
+    Subscription,
+)
+
+__all__ = [
+    "ClientTls",
+    "Fetch",
+    "MoqtConnection",
+    "MoqtUri",
+    "NamespacePublication",
+    "NamespaceSubscription",
+    "QuicSettings",
+    "RequestHandler",
+    "Server",
+    "ServerTls",
+    "Subscription",
+    "TlsSettingsError",
+    "connect",
+    "open_connection",
+    "serve",
+]

@@ -1,0 +1,194 @@
+"""What this end shows of itself, and whom it believes: TLS settings for the QUIC engine.
+
+Verification is on unless a caller says ``verify=False``. Files are read when a listener or a
+connection is made, so that a wrong one is refused before anything starts.
+"""
+
+import datetime
+import ipaddress
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aioquic.quic.configuration import QuicConfiguration
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+
+class TlsSettingsError(ValueError):
+    """A certificate, key or CA file cannot be used. The message names the file and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What a listener identifies itself with."""
+
+    certificate_file: Path
+    """PEM; the certificate of this server first, then the chain towards the CA."""
+
+    key_file: Path
+    """PEM, unencrypted; the key of the first certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Whom a client believes."""
+
+    ca_file: Path | None = None
+    """PEM with the CAs to believe; None for the public ones."""
+
+    verify: bool = True
+    """False believes anybody: for measurements and tests, never for data that matter."""
+
+    server_name: str | None = None
+    """The name the certificate must show, if it is not the host that is dialled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Where :func:`make_certificates` put things, all PEM."""
+
+    ca_file: Path
+    certificate_file: Path
+    key_file: Path
+
+
+def server_configuration(tls: ServerTls, alpn: Sequence[str]) -> QuicConfiguration:
+    """Return a configuration that serves with ``tls`` and accepts ``alpn``.
+
+    Raises:
+        TlsSettingsError: If a file is missing, is not PEM, or has expired, or if the key is not
+            the certificate's.
+    """
+    chain = _certificates(tls.certificate_file)
+    certificate = chain[0]
+    now = _utc_now()
+    if now > certificate.not_valid_after_utc:
+        raise TlsSettingsError(
+            f"{tls.certificate_file}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M}Z"
+        )
+    try:
+        key = serialization.load_pem_private_key(_read(tls.key_file), password=None)
+    except (ValueError, TypeError) as error:
+        raise TlsSettingsError(f"{tls.key_file}: not an unencrypted PEM key") from error
+    if key.public_key() != certificate.public_key():
+        raise TlsSettingsError(
+            f"{tls.key_file}: does not belong to the certificate in {tls.certificate_file}"
+        )
+    configuration = QuicConfiguration(is_client=False, alpn_protocols=list(alpn))
+    configuration.certificate = certificate
+    configuration.certificate_chain = chain[1:]
+    configuration.private_key = key
+    return configuration
+
+
+def client_configuration(tls: ClientTls, alpn: Sequence[str], host: str) -> QuicConfiguration:
+    """Return a configuration that dials ``host`` with ``tls`` and offers ``alpn``.
+
+    Raises:
+        TlsSettingsError: If the CA file is missing or is not PEM.
+    """
+    configuration = QuicConfiguration(is_client=True, alpn_protocols=list(alpn))
+    configuration.server_name = tls.server_name or host
+    configuration.verify_mode = ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE
+    if tls.ca_file is not None:
+        # Written out again because the engine's own parser wants exactly this form.
+        configuration.cadata = b"".join(
+            ca.public_bytes(serialization.Encoding.PEM) for ca in _certificates(tls.ca_file)
+        )
+    return configuration
+
+
+def make_certificates(
+    folder: Path, names: Sequence[str] = ("localhost", "127.0.0.1"), *, days: float = 30
+) -> CertificateFiles:
+    """Make a throwaway CA and a server certificate from it, for loopback and for tests.
+
+    Args:
+        folder: Where the files go; made if missing. The key is readable by its owner only.
+        names: Host names and IP addresses the certificate is good for, at least one.
+        days: How long it is valid, from an hour ago.
+
+    Returns:
+        The paths. The key of the CA is not kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    start = _utc_now() - datetime.timedelta(hours=1)
+    end = start + datetime.timedelta(days=days)
+
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throwaway CA")])
+    ca = (
+        _builder(ca_name, ca_name, ca_key.public_key(), start, end)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(ca_key, hashes.SHA256())
+    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    certificate = (
+        _builder(name, ca_name, key.public_key(), start, end)
+        .add_extension(x509.SubjectAlternativeName([_general_name(n) for n in names]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    files = CertificateFiles(folder / "ca.pem", folder / "certificate.pem", folder / "key.pem")
+    files.ca_file.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    files.certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    files.key_file.touch(mode=0o600)
+    files.key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    start: datetime.datetime,
+    end: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(end)
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _certificates(file: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(_read(file))
+    except TlsSettingsError:
+        raise
+    except ValueError as error:
+        raise TlsSettingsError(f"{file}: no PEM certificate in it") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise TlsSettingsError(f"{file}: {error.strerror}") from error
+
+
+def _utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,371 @@
+"""What an application holds of a request of its own: subscriptions, fetches, announcements.
+
+Each is an asynchronous iterator over its events. What has not been iterated over counts against
+the receive windows, so an application that stops reading stops its publisher, and memory stays
+bounded.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from moqt.errors import MoqtError, RequestRejected, SessionClosed, UsageError
+from moqt.location import Location
+from moqt.session.events import (
+    Event,
+    FetchAccepted,
+    FetchEnded,
+    FillEnded,
+    NamespaceAppeared,
+    NamespaceGone,
+    NamespacePublished,
+    NamespaceRevoked,
+    NamespacesEnded,
+    NamespacesSubscribed,
+    ObjectReceived,
+    RangeMarked,
+    RequestId,
+    RequestRefused,
+    StateNotified,
+    SubscribeAccepted,
+    SubscriptionEnded,
+    TrackStatusAccepted,
+    UpdateAccepted,
+    UpdateRefused,
+)
+from moqt.wire.pairs import Pairs
+from moqt.wire.parameters import Parameters
+
+if TYPE_CHECKING:  # a connection makes these, and these call it back
+    from moqt.aio.connection import MoqtConnection
+
+#: What a subscription or a fetch brings.
+TrackEvent = ObjectReceived | FillEnded | RangeMarked | StateNotified
+NamespaceEvent = NamespaceAppeared | NamespaceGone
+Sink = Callable[[TrackEvent], None]
+E = TypeVar("E", bound=Event)
+
+
+class Route:
+    """Where the events of one request go. Not for applications."""
+
+    #: For error messages: what was asked.
+    what = "the request"
+
+    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+        self.request_id = request_id
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+
+    def handle(self, event: Event) -> bool:
+        """Take an event of the request; return whether it was the last one."""
+        if isinstance(event, RequestRefused):
+            self._fail(RequestRejected(event.code, event.reason, event.retry_ms))
+            return True
+        return self._handle(event)
+
+    def _handle(self, event: Event) -> bool:
+        raise NotImplementedError
+
+    def session_closed(self, closed: SessionClosed) -> None:
+        """The session ended: nothing more will come."""
+        self._fail(closed)
+
+    def cancelled(self) -> None:
+        """The application gave the request up."""
+
+    def cancel(self) -> None:
+        """Give the request up; iteration ends."""
+        self._connection.cancel(self.request_id)
+
+    def _accept(self) -> None:
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+    def _fail(self, error: MoqtError) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(error)
+            self.answered.exception()  # the asker may be gone
+
+
+class EventStream(Route, Generic[E]):
+    """A request whose events are iterated over."""
+
+    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+        super().__init__(connection, request_id)
+        self._queue: deque[E] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._finished = False
+        self._error: MoqtError | None = None
+
+    def __aiter__(self) -> AsyncIterator[E]:
+        return self
+
+    async def __anext__(self) -> E:
+        """Return the next event; what came before the end is handed out before it.
+
+        Raises:
+            SessionClosed: If the session ended before the request did.
+        """
+        while not self._queue:
+            if self._error is not None:
+                raise self._error
+            if self._finished:
+                raise StopAsyncIteration
+            if self._waiter is not None:
+                raise UsageError(f"two tasks iterate over {self.what}")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        event = self._queue.popleft()
+        if isinstance(event, ObjectReceived):
+            self._connection.session.consumed(event)
+            self._connection.wake()
+        return event
+
+    def cancelled(self) -> None:
+        """Nothing that waits is handed out any more."""
+        while self._queue:
+            event = self._queue.popleft()
+            if isinstance(event, ObjectReceived):
+                self._connection.session.consumed(event)
+        self._finish()
+
+    def _put(self, event: E) -> None:
+        self._queue.append(event)
+        self._notify()
+
+    def _finish(self) -> None:
+        self._finished = True
+        self._notify()
+
+    def _fail(self, error: MoqtError) -> None:
+        super()._fail(error)
+        if not self._finished:
+            self._error = error
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _ObjectStream(EventStream[Any]):
+    def __init__(
+        self, connection: "MoqtConnection", request_id: RequestId, sink: Sink | None
+    ) -> None:
+        super().__init__(connection, request_id)
+        self._sink = sink
+
+    def _bring(self, event: TrackEvent) -> bool:
+        if self._sink is None:
+            self._put(event)
+        else:
+            self._sink(event)
+            if isinstance(event, ObjectReceived):
+                self._connection.session.consumed(event)
+        return False
+
+
+class Subscription(_ObjectStream):
+    """An Established subscription: iterate over it for Objects and what goes with them.
+
+    Iteration ends when the subscription does; ``ended`` then says how. TRACK_ENDED is a hint and
+    no proof that everything came: count.
+    """
+
+    what = "SUBSCRIBE"
+
+    def __init__(
+        self, connection: "MoqtConnection", request_id: RequestId, sink: Sink | None = None
+    ) -> None:
+        super().__init__(connection, request_id, sink)
+        self.largest: Location | None = None
+        """Largest Object as the publisher saw it when it answered; None: nothing yet."""
+
+        self.fill_expected = False
+        """Whether a fill will come: it was asked for, and there was something to fill with."""
+
+        self.expires_ms = 0
+        self.track_properties: Pairs = ()
+        self.ended: SubscriptionEnded | None = None
+        self.finished = asyncio.Event()
+        """Set when nothing more will come, for whatever reason."""
+
+        self._updates: dict[RequestId, asyncio.Future[UpdateAccepted]] = {}
+
+    async def update(self, parameters: Parameters, *, timeout_s: float = 10.0) -> UpdateAccepted:
+        """Change the subscription: priority, filters, FORWARD, or ask for a fill.
+
+        Raises:
+            RequestRejected: If the publisher refuses; the subscription ends then.
+            TimeoutError: If it does not answer in time.
+            SessionClosed: If the session or the subscription ends first.
+            UsageError: If the subscription is over, or the peer's limits forbid the update.
+        """
+        update_id = self._connection.session.update(self.request_id, parameters)
+        answer: asyncio.Future[UpdateAccepted] = asyncio.get_running_loop().create_future()
+        self._updates[update_id] = answer
+        self._connection.wake()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        finally:
+            self._updates.pop(update_id, None)
+
+    def _handle(self, event: Event) -> bool:
+        match event:
+            case ObjectReceived() | FillEnded() | RangeMarked() | StateNotified():
+                return self._bring(event)
+            case SubscribeAccepted():
+                self.largest = event.largest
+                self.fill_expected = event.fill_expected
+                self.expires_ms = event.expires_ms
+                self.track_properties = event.track_properties
+                self._accept()
+            case UpdateAccepted(update_id=update_id):
+                self._answer(update_id, event, None)
+            case UpdateRefused(update_id=update_id, code=code, reason=reason):
+                self._answer(update_id, None, RequestRejected(code, reason, None))
+            case SubscriptionEnded():
+                self.ended = event
+                self._fail_updates(UsageError("the subscription ended"))
+                self._finish()
+                return True
+        return False
+
+    def _answer(
+        self, update_id: RequestId, accepted: UpdateAccepted | None, error: MoqtError | None
+    ) -> None:
+        future = self._updates.get(update_id)
+        if future is None or future.done():
+            return
+        if accepted is not None:
+            future.set_result(accepted)
+        elif error is not None:
+            future.set_exception(error)
+
+    def _fail_updates(self, error: MoqtError) -> None:
+        for future in self._updates.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _fail(self, error: MoqtError) -> None:
+        super()._fail(error)
+        self._fail_updates(error)
+        self.finished.set()
+
+    def _finish(self) -> None:
+        super()._finish()
+        self.finished.set()
+
+
+class Fetch(_ObjectStream):
+    """An accepted FETCH: iterate over it for Objects and range markers.
+
+    Iteration ends with the data stream; ``ended.complete`` says whether by FIN. Only then do
+    gaps mean anything (MOQT, "Fetch").
+    """
+
+    what = "FETCH"
+
+    def __init__(
+        self, connection: "MoqtConnection", request_id: RequestId, sink: Sink | None = None
+    ) -> None:
+        super().__init__(connection, request_id, sink)
+        self.end_of_track = False
+        self.end_location: Location | None = None
+        self.track_properties: Pairs = ()
+        self.ended: FetchEnded | None = None
+        self.finished = asyncio.Event()
+        """Set when nothing more will come, for whatever reason."""
+
+    def _handle(self, event: Event) -> bool:
+        match event:
+            case ObjectReceived() | RangeMarked():
+                return self._bring(event)
+            case FetchAccepted():
+                self.end_of_track = event.end_of_track
+                self.end_location = event.end_location
+                self.track_properties = event.track_properties
+                self._accept()
+            case FetchEnded():
+                self.ended = event
+                self._finish()
+                return True
+        return False
+
+    def _fail(self, error: MoqtError) -> None:
+        super()._fail(error)
+        self.finished.set()
+
+    def _finish(self) -> None:
+        super()._finish()
+        self.finished.set()
+
+
+class StatusQuery(Route):
+    """A TRACK_STATUS on its way."""
+
+    what = "TRACK_STATUS"
+    answer: TrackStatusAccepted
+
+    def _handle(self, event: Event) -> bool:
+        if isinstance(event, TrackStatusAccepted):
+            self.answer = event
+            self._accept()
+            return True
+        return False
+
+
+class NamespaceSubscription(EventStream[NamespaceEvent]):
+    """An accepted SUBSCRIBE_NAMESPACE: iterate over what appears and goes.
+
+    Iteration ends when the publisher ends it; then all that had appeared is gone.
+    """
+
+    what = "SUBSCRIBE_NAMESPACE"
+    ended: NamespacesEnded | None = None
+
+    def _handle(self, event: Event) -> bool:
+        match event:
+            case NamespaceAppeared() | NamespaceGone():
+                self._put(event)
+            case NamespacesSubscribed():
+                self._accept()
+            case NamespacesEnded():
+                self.ended = event
+                self._finish()
+                return True
+        return False
+
+
+class NamespacePublication(Route):
+    """An accepted PUBLISH_NAMESPACE."""
+
+    what = "PUBLISH_NAMESPACE"
+
+    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+        super().__init__(connection, request_id)
+        self.gone = asyncio.Event()
+        """Set when the peer revoked it, or the session ended."""
+
+    def withdraw(self) -> None:
+        """Tell the peer that there are no such Tracks any more."""
+        self._connection.cancel(self.request_id)
+
+    def _handle(self, event: Event) -> bool:
+        match event:
+            case NamespacePublished():
+                self._accept()
+            case NamespaceRevoked():
+                self.gone.set()
+                return True
+        return False
+
+    def _fail(self, error: MoqtError) -> None:
+        super()._fail(error)
+        self.gone.set()

@@ -1,0 +1,169 @@
+"""The UDP endpoint on real sockets, some of which refuse to cooperate."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from moqt.aio.udp import Address, UdpEndpoint, bound_socket, connected_socket
+
+pytestmark = pytest.mark.network
+
+PATIENCE_S = 10.0
+
+
+class Inbox:
+    """Collects what an endpoint receives, and the sizes of its batches."""
+
+    def __init__(self) -> None:
+        self.datagrams: list[bytes] = []
+        self.addresses: set[Address] = set()
+        self.batches: list[int] = []
+        self.errors: list[OSError] = []
+        self._in_batch = 0
+        self._news = asyncio.Event()
+
+    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
+        self.datagrams += datagrams
+        self.addresses.add(address)
+        self._in_batch += len(datagrams)
+
+    def batch_received(self) -> None:
+        self.batches.append(self._in_batch)
+        self._in_batch = 0
+        self._news.set()
+
+    def error_received(self, error: OSError) -> None:
+        self.errors.append(error)
+        self._news.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+class Moody(socket.socket):
+    """A socket that refuses the first sends, or every segmented one."""
+
+    refusals: list[int]
+    segmented: list[int]
+
+    def sendmsg(self, buffers: Any, ancdata: Any = (), flags: int = 0, address: Any = None) -> int:
+        if ancdata and errno.EIO in self.refusals:
+            self.segmented.append(len(buffers))
+            raise OSError(errno.EIO, "no segmentation here")
+        if errno.EAGAIN in self.refusals:
+            self.refusals.remove(errno.EAGAIN)
+            raise BlockingIOError(errno.EAGAIN, "full")
+        return super().sendmsg(buffers, ancdata, flags, *([address] if address else []))
+
+
+@asynccontextmanager
+async def receiving(family: int = socket.AF_INET, host: str = "127.0.0.1") -> AsyncIterator[Any]:
+    inbox = Inbox()
+    endpoint = UdpEndpoint(bound_socket(family, (host, 0)), inbox)
+    try:
+        yield endpoint, inbox
+    finally:
+        endpoint.close()
+
+
+@asynccontextmanager
+async def moody(address: Address, *refusals: int) -> AsyncIterator[tuple[UdpEndpoint, Moody]]:
+    sock = Moody(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.refusals, sock.segmented = list(refusals), []
+    sock.setblocking(False)
+    sock.connect(address)
+    endpoint = UdpEndpoint(sock, Inbox())
+    try:
+        yield endpoint, sock
+    finally:
+        endpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
+async def test_datagrams_arrive_as_they_were_sent(family: int, host: str) -> None:
+    sent = [bytes([n]) * 1200 for n in range(100)] + [b"short"]
+    async with receiving(family, host) as (there, inbox):
+        here = UdpEndpoint(connected_socket(family, there.address), Inbox())
+        here.send(sent, None)
+        await inbox.until(lambda: len(inbox.datagrams) == len(sent))
+
+        assert inbox.datagrams == sent
+        assert inbox.addresses == {here.address}
+        here.close()
+
+
+async def test_a_wakeup_hands_over_what_has_queued_up_as_one_batch() -> None:
+    async with receiving() as (there, inbox):
+        here = UdpEndpoint(connected_socket(socket.AF_INET, there.address), Inbox())
+        here.send([bytes(1200)] * 20, None)
+        await inbox.until(lambda: len(inbox.datagrams) == 20)
+
+        assert inbox.batches == [20]
+        here.close()
+
+
+async def test_without_segmentation_datagrams_leave_one_by_one() -> None:
+    sent = [bytes([n]) * 1200 for n in range(50)]
+    async with receiving() as (there, inbox), moody(there.address, errno.EIO) as (here, sock):
+        here.send(sent, None)
+        here.send(sent, None)
+        await inbox.until(lambda: len(inbox.datagrams) == 100)
+
+        assert inbox.datagrams == sent * 2
+        assert sock.segmented == [50]
+
+
+async def test_what_a_full_socket_refuses_leaves_later_and_in_order() -> None:
+    sent = [bytes([n]) * (1200 + n) for n in range(50)]
+    full = [errno.EAGAIN] * 3
+    async with receiving() as (there, inbox), moody(there.address, *full) as (here, _):
+        here.send(sent[:25], None)
+        here.send(sent[25:], None)
+        assert not inbox.datagrams
+        await inbox.until(lambda: len(inbox.datagrams) == len(sent))
+
+        assert inbox.datagrams == sent
+
+
+async def test_a_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moqt.aio.udp.SEND_BACKLOG", 3000)
+    async with receiving() as (there, inbox), moody(there.address, errno.EAGAIN) as (here, _):
+        for n in range(5):
+            here.send([bytes([n]) * 1000], None)
+        await inbox.until(lambda: len(inbox.datagrams) == 3)
+        here.send([b"after"], None)
+        await inbox.until(lambda: len(inbox.datagrams) == 4)
+
+        assert [d[:1] for d in inbox.datagrams] == [b"\0", b"\1", b"\2", b"a"]
+
+
+async def test_a_port_nobody_listens_on_is_reported() -> None:
+    async with receiving() as (there, _):
+        address = there.address
+    inbox = Inbox()
+    here = UdpEndpoint(connected_socket(socket.AF_INET, address), inbox)
+    here.send([b"anyone?"], None)
+    await inbox.until(lambda: bool(inbox.errors))
+
+    assert isinstance(inbox.errors[0], ConnectionRefusedError)
+    here.close()
+
+
+async def test_a_closed_endpoint_sends_nothing_and_closes_again() -> None:
+    async with receiving() as (there, _):
+        here = UdpEndpoint(connected_socket(socket.AF_INET, there.address), Inbox())
+        here.close()
+        here.close()
+        here.send([b"late"], None)
+
+        assert here.closed
