@@ -1,0 +1,105 @@
+"""Exceptions of kvcs, sorted by what the caller can do about them.
+
+* :exc:`KvcsError`
+    * :exc:`ConfigError`: what a person or caller gave is unusable; the text names what
+    * :exc:`BadDescriptor`: a Compatibility Descriptor that this project refuses
+    * :exc:`BadName`: a Track Namespace or Track Name that is not one of KVCS
+    * :exc:`BadObject`: one Object is refused and counts as missing; the others are unaffected
+    * :exc:`BadManifest`: a manifest is refused, and with it what it says of the publication
+    * :exc:`NotFound`: there is no such publication, segment or block
+    * :exc:`Incomplete`: a retrieval ended with things missing; it carries them
+    * :exc:`PublicationFailed`: the publisher gave the publication up
+    * :exc:`Expired`: the deadline passed
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Rejection(StrEnum):
+    """Why an Object was refused. The values are stable: logs and metrics carry them."""
+
+    #: Does not begin with ``KVO1``.
+    MAGIC = "magic"
+    #: A version of the payload other than 1.
+    VERSION = "version"
+    #: Not a component at all, or not the one of its Track.
+    COMPONENT = "component"
+    #: The Layer field is not the Group ID.
+    LAYER = "layer"
+    #: The Block Index field is not the Object ID.
+    BLOCK_INDEX = "block-index"
+    #: Header and Data Length do not account for the whole payload.
+    LENGTH = "length"
+    #: Data Length is beyond what the receiver accepts.
+    LIMIT = "limit"
+    #: The Data does not have the digest that the header gives.
+    DIGEST = "digest"
+    #: The codec value is not the one of the codec that the Track Name names.
+    CODEC = "codec"
+    #: Token Count is not the ``block_tokens`` of the descriptor.
+    TOKEN_COUNT = "token-count"
+    #: Token Start is not the position that the manifest gives the block.
+    TOKEN_START = "token-start"
+    #: A layer or a block that the manifest does not have.
+    OUT_OF_RANGE = "out-of-range"
+    #: Data of a codec of fixed length is longer or shorter than its section.
+    DATA_LENGTH = "data-length"
+    #: The codec could not make a tensor of the Data.
+    DECODE = "decode"
+
+
+class KvcsError(Exception):
+    """Base of every exception that kvcs raises on purpose."""
+
+
+class ConfigError(KvcsError):
+    """Something a person or a caller gave cannot be used; the text names it."""
+
+
+class BadDescriptor(KvcsError):
+    """A Compatibility Descriptor is not one (KVSP Section 2); the text names the member."""
+
+
+class BadName(KvcsError):
+    """A Track Namespace or Track Name does not follow KVCS Sections 3.1 and 3.2."""
+
+
+class BadObject(KvcsError):
+    """One Object failed a check (KVCS Section 3.5, decision 7). Treat it as missing.
+
+    Attributes:
+        reason: Which check; stable, for metrics and for tests.
+    """
+
+    def __init__(self, reason: Rejection, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class BadManifest(KvcsError):
+    """A manifest is malformed, inconsistent, too large, unsigned or not of this publication."""
+
+
+class NotFound(KvcsError):
+    """Nobody asked has the publication, segment or block."""
+
+
+class Incomplete(KvcsError):
+    """A retrieval ended before everything wanted was there.
+
+    Attributes:
+        missing: ``(layer, track name, block of the segment)`` of each Object still missing.
+    """
+
+    def __init__(self, text: str, missing: Iterable[tuple[int, str, int]] = ()) -> None:
+        super().__init__(text)
+        self.missing = tuple(missing)
+
+
+class PublicationFailed(KvcsError):
+    """The publisher ended the publication because of an error; nothing more will come of it."""
+
+
+class Expired(KvcsError):
+    """The deadline passed before the work was done."""

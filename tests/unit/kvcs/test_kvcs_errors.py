@@ -1,0 +1,40 @@
+"""The tree of exceptions, as others rely on it."""
+
+import pytest
+
+from kvcs import errors
+from kvcs.errors import BadObject, Incomplete, KvcsError, Rejection
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ConfigError",
+        "BadDescriptor",
+        "BadName",
+        "BadObject",
+        "BadManifest",
+        "NotFound",
+        "Incomplete",
+        "PublicationFailed",
+        "Expired",
+    ],
+)
+def test_every_exception_is_of_the_one_family(name: str) -> None:
+    assert issubclass(getattr(errors, name), KvcsError)
+    assert f":exc:`{name}`" in (errors.__doc__ or "")
+
+
+def test_a_bad_object_carries_its_reason_and_reads_as_its_text() -> None:
+    exc = BadObject(Rejection.DIGEST, "found x, expected y")
+
+    assert exc.reason == "digest"
+    assert str(exc) == "found x, expected y"
+
+
+def test_an_incomplete_retrieval_carries_what_is_missing() -> None:
+    exc = Incomplete("2 objects are missing", ((g, "k.raw.s0", 5) for g in (1, 2)))
+
+    assert exc.missing == ((1, "k.raw.s0", 5), (2, "k.raw.s0", 5))
+    assert str(exc) == "2 objects are missing"
+    assert Incomplete("nothing came").missing == ()
