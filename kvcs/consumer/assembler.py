@@ -1,0 +1,534 @@
+"""Which layers are ready, and what is missing (KVCS Section 5.4, decisions 6, 8 and 9).
+
+Pure: no sockets, no tensors, no time. An Object goes through it like this:
+
+1. :meth:`Assembler.expects` says whether it is worth examining;
+2. the caller examines it (:func:`kvcs.consumer.trust.examine`), where and when it likes;
+3. :meth:`Assembler.admit` claims its place, once, or :meth:`Assembler.reject` counts it;
+4. the caller puts the tensor in place, and says so with :meth:`Assembler.placed`.
+
+Memory grows with what has been admitted, never with what a manifest promises.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from kvcs.consumer.events import (
+    Event,
+    Gap,
+    LayerReady,
+    ManifestAccepted,
+    ObjectRejected,
+    SegmentComplete,
+    Summary,
+    Trust,
+)
+from kvcs.consumer.ranges import RangeSet
+from kvcs.consumer.selection import SegmentPlan, Wish, plan_segment
+from kvcs.errors import BadManifest, BadObject, KvcsError, Rejection
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.profile.manifest import DIGEST_OCTETS, Manifest, SegmentEntry
+from kvcs.profile.naming import DataTrack, PublicationName
+
+#: Payload octets of Objects that are kept until the first manifest is accepted (decision 6).
+EARLY_OCTETS = 16 << 20
+
+
+class Contradicted(KvcsError):
+    """A manifest contradicts an earlier one, or an Object that was already used.
+
+    The publication cannot be relied on, whatever of it was retrieved.
+    """
+
+
+class Expected(Enum):
+    """What to do with an Object that came."""
+
+    #: Examine it.
+    EXAMINE = auto()
+    #: It is there already: drop it.
+    DUPLICATE = auto()
+    #: Nobody asked for it: drop it.
+    UNWANTED = auto()
+    #: No manifest yet: hand it to :meth:`Assembler.hold`.
+    EARLY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyObject:
+    """An Object that came ahead of the manifest."""
+
+    track: DataTrack
+    layer: int
+    block: int
+    payload: bytes = field(repr=False)
+
+
+class Row:
+    """The Objects of one track in one layer."""
+
+    __slots__ = ("have", "placing", "waiting")
+
+    def __init__(self) -> None:
+        self.have = RangeSet()
+        """Object IDs that were admitted."""
+
+        self.placing: set[int] = set()
+        """Those of them whose tensors are not in place yet."""
+
+        self.waiting: dict[int, tuple[bytes, int]] = {}
+        """Digest and octets of those that no manifest has listed yet."""
+
+
+class Layer:
+    """How far one layer of a segment is."""
+
+    __slots__ = ("remaining", "reported", "unattested")
+
+    def __init__(self, objects: int) -> None:
+        self.remaining = objects
+        """Wanted Objects that are not in place."""
+
+        self.unattested = objects
+        """Wanted Objects that are not attested, in place or not."""
+
+        self.reported = False
+
+
+class Track:
+    """How far one wanted track is."""
+
+    __slots__ = ("listed", "name", "rows", "segment")
+
+    def __init__(self, name: DataTrack, segment: "Segment") -> None:
+        self.name = name
+        self.segment = segment
+        self.rows: dict[int, Row] = {}
+        """By layer; only those of which something was admitted."""
+
+        self.listed = 0
+        """Groups whose listed digests have been compared with what came."""
+
+
+class Segment:
+    """How far one segment is."""
+
+    __slots__ = ("entry", "layers", "plan", "tracks", "unready")
+
+    def __init__(self, plan: SegmentPlan, entry: SegmentEntry) -> None:
+        self.plan = plan
+        self.entry = entry
+        self.tracks = [Track(name, self) for name in plan.tracks]
+        self.layers: dict[int, Layer] = {}
+        self.unready = len(plan.layers)
+
+    def layer(self, layer: int) -> Layer:
+        """Return the state of a wanted layer."""
+        if (state := self.layers.get(layer)) is None:
+            state = self.layers[layer] = Layer(self.plan.objects_per_layer)
+        return state
+
+
+class Assembler:
+    """Keeps account of one publication while it is retrieved.
+
+    Args:
+        publication: Its name.
+        wish: What is wanted of it.
+        codecs: The codecs that this end knows.
+        signed: Whether its manifest track is ``manifest.cose``: layers then wait to be attested.
+        blocks: Blocks of the prefix that it was found under: everything wanted ends there.
+            None: at the end of the last segment that the first manifest lists, if the wish
+            does not say.
+        known_blocks: Blocks whose keys the caller knows; a segment that reaches beyond them
+            cannot be confirmed and is never used (decision 6). None: the tokens are not known.
+        early_octets: Payload octets kept until a manifest is accepted.
+    """
+
+    def __init__(
+        self,
+        publication: PublicationName,
+        *,
+        wish: Wish,
+        codecs: CodecRegistry,
+        signed: bool,
+        blocks: int | None = None,
+        known_blocks: int | None = None,
+        early_octets: int = EARLY_OCTETS,
+    ) -> None:
+        self.publication = publication
+        self.signed = signed
+        """May be set until the first manifest is accepted."""
+
+        self.manifest: Manifest | None = None
+        self.version = -1
+        """Group ID of the newest manifest accepted; -1 before the first."""
+
+        self._wish = wish
+        self._codecs = codecs
+        self._known = known_blocks
+        self._end = _least(blocks, wish.blocks.stop if wish.blocks is not None else None)
+        self._segments: dict[int, Segment] = {}
+        self._tracks: dict[DataTrack, Track] = {}
+        self._planned = 0  # entries of the manifest that were looked at
+        self._early: list[EarlyObject] = []
+        self._early_room = early_octets
+        self._objects = self._octets = self._attested = 0
+        self._duplicates = self._unwanted = self._rejected = 0
+
+    # -- the manifest ----------------------------------------------------------------------------
+
+    def accept(self, manifest: Manifest, version: int) -> list[Event]:
+        """Take a manifest that passed :func:`~kvcs.consumer.trust.check_manifest`.
+
+        An older one than the newest accepted changes nothing: versions may overtake each other.
+
+        Args:
+            manifest: What it says.
+            version: Group ID it came under.
+
+        Returns:
+            What follows from it, in order.
+
+        Raises:
+            Contradicted: If it takes back what an earlier one said; or, for a plain manifest,
+                lists another digest for an Object that was already used (decision 8).
+            NotFound: If a wanted segment is not offered in any codec that is wanted.
+        """
+        if version <= self.version:
+            return []
+        if self.manifest is not None:
+            try:
+                manifest.check_follows(self.manifest)
+            except BadManifest as exc:
+                raise Contradicted(str(exc)) from None
+        self.manifest, self.version = manifest, version
+        self._plan_new_segments(manifest)
+        events: list[Event] = [
+            ManifestAccepted(
+                publication=self.publication,
+                version=version,
+                signed=self.signed,
+                layers=manifest.layers,
+                segments=len(manifest.segments),
+                complete=manifest.complete,
+            )
+        ]
+        for segment in self._segments.values():
+            segment.entry = manifest.segments[segment.plan.segment]
+            events += self._attest(segment)
+        return events
+
+    def _plan_new_segments(self, manifest: Manifest) -> None:
+        wished = self._wish.segments
+        last = len(manifest.segments) - 1 if wished is None else max(wished)
+        if self._end is None and 0 <= last < len(manifest.segments):
+            self._end = manifest.segments[last].end_block
+        for entry in manifest.segments[self._planned :]:
+            self._planned += 1
+            if self._known is not None and entry.end_block > self._known:
+                continue
+            plan = plan_segment(entry, manifest.compat, self._wish, self._codecs, self._end)
+            if plan is not None:
+                segment = self._segments[plan.segment] = Segment(plan, entry)
+                self._tracks.update((track.name, track) for track in segment.tracks)
+
+    def _attest(self, segment: Segment) -> Iterator[Event]:
+        """Compare the digests that are newly listed with those of the Objects that came."""
+        touched: set[int] = set()
+        for track in segment.tracks:
+            groups = segment.entry.object_digests.get(track.name, ())
+            for layer in range(track.listed, len(groups)):
+                row = track.rows.get(layer)
+                if row is not None and row.waiting:
+                    touched.add(layer)
+                    yield from self._attest_row(track, layer, row, groups[layer])
+            track.listed = len(groups)
+        for layer in sorted(touched):
+            yield from self._ready(segment, layer)
+
+    def _attest_row(self, track: Track, layer: int, row: Row, listed: bytes) -> Iterator[Event]:
+        state = track.segment.layer(layer)
+        for block, (found, octets) in row.waiting.items():
+            expected = listed[DIGEST_OCTETS * block : DIGEST_OCTETS * (block + 1)]
+            if found == expected:
+                state.unattested -= 1
+                self._attested += 1
+                continue
+            text = _contradiction(found, expected)
+            if not self.signed:
+                raise Contradicted(f"{track.name} layer {layer} block {block}: {text}")
+            # A layer that waits for attestation has not been reported: take the Object back.
+            row.have.discard(block)
+            self._octets -= octets
+            if block in row.placing:
+                row.placing.discard(block)
+            else:
+                state.remaining += 1
+                self._objects -= 1
+            yield self.reject(track.name, layer, block, BadObject(Rejection.DIGEST, text))
+        row.waiting.clear()
+
+    # -- Objects ---------------------------------------------------------------------------------
+
+    def expects(self, track: DataTrack, layer: int, block: int) -> Expected:
+        """Say what to do with an Object, by where it came. Counts those that are dropped."""
+        if self.manifest is None:
+            return Expected.EARLY
+        state = self._tracks.get(track)
+        if state is not None:
+            plan = state.segment.plan
+            if layer in plan.layers and block in plan.blocks:
+                row = state.rows.get(layer)
+                if row is None or block not in row.have:
+                    return Expected.EXAMINE
+                self._duplicates += 1
+                return Expected.DUPLICATE
+            if layer >= self.manifest.layers or block >= state.segment.entry.blocks:
+                return Expected.EXAMINE  # which finds it to be where nothing was promised
+        self._unwanted += 1
+        return Expected.UNWANTED
+
+    def hold(self, track: DataTrack, layer: int, block: int, payload: bytes) -> bool:
+        """Keep an Object that came ahead of the manifest; return whether there was room.
+
+        If there was none, read no further before a manifest is accepted.
+        """
+        if len(payload) > self._early_room:
+            return False
+        self._early_room -= len(payload)
+        self._early.append(EarlyObject(track, layer, block, payload))
+        return True
+
+    def release(self) -> Iterable[EarlyObject]:
+        """Return, and forget, what was kept, in the order it came."""
+        early, self._early = self._early, []
+        self._early_room += sum(len(obj.payload) for obj in early)
+        return early
+
+    def admit(self, track: DataTrack, layer: int, block: int, digest: bytes, octets: int) -> bool:
+        """Claim the place of an Object that passed its examination.
+
+        Args:
+            track: A track that is wanted.
+            layer: A layer that is wanted.
+            block: A block that is wanted.
+            digest: Its Data Digest.
+            octets: Length of its Data.
+
+        Returns:
+            Whether it is to be placed: False if another copy was faster.
+
+        Raises:
+            BadObject: If the manifest lists another digest. It counts as missing.
+        """
+        state = self._tracks[track]
+        if (row := state.rows.get(layer)) is None:
+            row = state.rows[layer] = Row()
+        if block in row.have:
+            self._duplicates += 1
+            return False
+        listed = state.segment.entry.digest(track, layer, block)
+        if listed is None:
+            row.waiting[block] = digest, octets
+        elif listed != digest:
+            raise BadObject(Rejection.DIGEST, _contradiction(digest, listed))
+        else:
+            state.segment.layer(layer).unattested -= 1
+            self._attested += 1
+        row.have.add(block)
+        row.placing.add(block)
+        self._octets += octets
+        return True
+
+    def placed(self, track: DataTrack, layer: int, block: int) -> list[Event]:
+        """Note that the tensor of an admitted Object is in place; return what follows."""
+        state = self._tracks[track]
+        placing = state.rows[layer].placing
+        if block not in placing:
+            return []  # taken back in the meantime: a manifest lists another digest
+        placing.discard(block)
+        self._objects += 1
+        segment = state.segment
+        progress = segment.layer(layer)
+        progress.remaining -= 1
+        return [] if progress.remaining else list(self._ready(segment, layer))
+
+    def reject(self, track: DataTrack, layer: int, block: int, why: BadObject) -> ObjectRejected:
+        """Count an Object that failed a check, and return what to tell of it."""
+        self._rejected += 1
+        return ObjectRejected(
+            track=track, layer=layer, block=block, reason=why.reason, text=str(why)
+        )
+
+    def _ready(self, segment: Segment, layer: int) -> Iterator[Event]:
+        state = segment.layer(layer)
+        if state.reported or state.remaining or (self.signed and state.unattested):
+            return
+        state.reported = True
+        segment.unready -= 1
+        plan = segment.plan
+        yield LayerReady(
+            segment=plan.segment,
+            layer=layer,
+            token_start=plan.token_start,
+            token_end=plan.token_end,
+            trust=Trust.VERIFIED if state.unattested else Trust.ATTESTED,
+        )
+        if not segment.unready:
+            yield SegmentComplete(
+                segment=plan.segment,
+                layers=len(plan.layers),
+                token_start=plan.token_start,
+                token_end=plan.token_end,
+            )
+
+    # -- how it stands ---------------------------------------------------------------------------
+
+    @property
+    def plans(self) -> list[SegmentPlan]:
+        """What is wanted of each segment listed so far, in order."""
+        return [segment.plan for segment in self._segments.values()]
+
+    @property
+    def extent(self) -> range | None:
+        """Blocks of the context that a sink has to have room for; None before it is known."""
+        first = next(iter(self._segments.values()), None)
+        if first is None or self._end is None:
+            return None
+        return range(first.plan.context_blocks.start, self._end)
+
+    @property
+    def unlisted(self) -> range:
+        """Wanted blocks of the context that no segment has been listed for yet; may be empty.
+
+        Segments that the wish leaves out are not counted.
+        """
+        end, wished = self._end or 0, self._wish.segments
+        listed = self.manifest.segments if self.manifest is not None else ()
+        if wished is not None and listed and max(wished) < len(listed):
+            return range(end, end)
+        usable = [e.end_block for e in listed if self._known is None or e.end_block <= self._known]
+        start = max(usable, default=self._wish.blocks.start if self._wish.blocks else 0)
+        return range(min(start, end), end)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything wanted is ready. Counted, not announced (decision 9)."""
+        return (
+            self.extent is not None
+            and not self.unlisted
+            and all(segment.unready == 0 for segment in self._segments.values())
+        )
+
+    def is_segment_ready(self, segment: int) -> bool:
+        """Whether every wanted layer of a planned segment is ready."""
+        return self._segments[segment].unready == 0
+
+    def is_wanted(self, track: DataTrack) -> bool:
+        """Whether a manifest lists the track and it was selected."""
+        return track in self._tracks
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether a layer has been reported, so that another publication cannot take over."""
+        return any(
+            segment.unready < len(segment.plan.layers) for segment in self._segments.values()
+        )
+
+    def entry(self, track: DataTrack) -> tuple[SegmentEntry, Descriptor]:
+        """Return what :func:`~kvcs.consumer.trust.examine` needs to know of a wanted track."""
+        assert self.manifest is not None
+        return self._tracks[track].segment.entry, self.manifest.compat
+
+    def position(self, track: DataTrack, block: int) -> int:
+        """Return where a sink has the block: its number, counted from the first wanted one."""
+        extent = self.extent
+        assert extent is not None
+        return self._tracks[track].segment.plan.first_block + block - extent.start
+
+    def gaps(self, track: DataTrack | None = None) -> Iterator[Gap]:
+        """Yield exactly what was promised, is wanted, and has not been admitted, compactly.
+
+        One :class:`Gap` for consecutive layers with the same blocks missing.
+
+        Args:
+            track: Look at this one alone; None: at all.
+        """
+        for state in list(self._tracks.values()):
+            if track is None or state.name == track:
+                yield from _rectangles(state.name, _missing(state))
+
+    def unattested(self) -> Iterator[Gap]:
+        """Yield what is there but keeps a layer from being ready, for want of attestation."""
+        for segment in self._segments.values() if self.signed else ():
+            for track in segment.tracks:
+                rows = sorted(track.rows.items())
+                yield from _rectangles(
+                    track.name,
+                    ((range(layer, layer + 1), _runs(row.waiting)) for layer, row in rows),
+                )
+
+    def summary(
+        self, first_layer_s: float | None = None, last_layer_s: float | None = None
+    ) -> Summary:
+        """Return the figures so far; the times are the caller's to measure."""
+        return Summary(
+            objects=self._objects,
+            octets=self._octets,
+            attested=self._attested,
+            duplicates=self._duplicates,
+            unwanted=self._unwanted,
+            rejected=self._rejected,
+            first_layer_s=first_layer_s,
+            last_layer_s=last_layer_s,
+        )
+
+
+def _missing(track: Track) -> Iterator[tuple[range, tuple[range, ...]]]:
+    """Yield layers and the blocks missing in them; those of which nothing came in runs."""
+    plan = track.segment.plan
+    untouched = plan.layers.start
+    for layer, row in sorted(track.rows.items()):
+        if untouched < layer:
+            yield range(untouched, layer), (plan.blocks,)
+        yield range(layer, layer + 1), tuple(row.have.gaps(plan.blocks))
+        untouched = layer + 1
+    if untouched < plan.layers.stop:
+        yield range(untouched, plan.layers.stop), (plan.blocks,)
+
+
+def _rectangles(track: DataTrack, rows: Iterable[tuple[range, tuple[range, ...]]]) -> Iterator[Gap]:
+    """Join consecutive layers that have the same blocks."""
+    layers, blocks = range(0), tuple[range, ...]()
+    for next_layers, next_blocks in (*rows, (range(0), ())):
+        if next_blocks == blocks and layers.stop == next_layers.start:
+            layers = range(layers.start, next_layers.stop)
+            continue
+        for run in blocks:
+            yield Gap(
+                segment=track.segment,
+                track=track,
+                first_layer=layers.start,
+                last_layer=layers.stop - 1,
+                first_block=run.start,
+                last_block=run.stop - 1,
+            )
+        layers, blocks = next_layers, next_blocks
+
+
+def _runs(numbers: Iterable[int]) -> tuple[range, ...]:
+    runs = RangeSet()
+    for number in numbers:
+        runs.add(number)
+    return tuple(runs.ranges())
+
+
+def _contradiction(found: bytes, listed: bytes) -> str:
+    return f"the data has the digest {found.hex()}, the manifest lists {listed.hex()}"
+
+
+def _least(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)

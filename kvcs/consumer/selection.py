@@ -1,0 +1,176 @@
+"""From a manifest and a wish to tracks, layers and blocks (KVCS Sections 3.2 and 5.1 to 5.3).
+
+Pure: what is wanted of one segment follows from its entry, the descriptor, the codecs that this
+end knows, and how far the context reaches that is wanted. An entry never changes what it says
+of these (:meth:`kvcs.profile.manifest.Manifest.check_follows`), so a plan is made once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvcs.errors import ConfigError, NotFound
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.layout import Component, Layout
+from kvcs.profile.manifest import SegmentEntry
+from kvcs.profile.naming import DataTrack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a caller wants of a publication. The default is everything that it has.
+
+    Raises:
+        ConfigError: If a range is empty, has a step, or begins below 0.
+    """
+
+    segments: frozenset[int] | None = None
+    """Segments by number; None: those that hold wanted blocks."""
+
+    layers: range | None = None
+    """Consecutive layers; None: all of them."""
+
+    blocks: range | None = None
+    """Consecutive blocks, counted from the start of the context; None: all of them."""
+
+    codecs: tuple[str, ...] | None = None
+    """Names of codecs, the one liked best first; None: all that are registered, in the order
+    of their registration, ``raw`` first."""
+
+    def __post_init__(self) -> None:
+        for name, wanted in (("layers", self.layers), ("blocks", self.blocks)):
+            if wanted is not None and (wanted.step != 1 or wanted.start < 0 or not wanted):
+                raise ConfigError(f"wanted {name} are {wanted}, expected a range such as 0 to 7")
+        if self.segments is not None and (not self.segments or min(self.segments) < 0):
+            raise ConfigError(f"wanted segments are {sorted(self.segments)}, expected some from 0")
+        if self.codecs is not None and not self.codecs:
+            raise ConfigError("no codec is wanted: name one, such as raw")
+
+    def check(self, descriptor: Descriptor, codecs: CodecRegistry) -> None:
+        """Refuse a wish that no publication of this model can fulfil.
+
+        Raises:
+            ConfigError: If it wants layers that the model does not have, or a codec that is
+                not registered.
+        """
+        if self.layers is not None and self.layers.stop > descriptor.layers:
+            raise ConfigError(
+                f"layers up to {self.layers.stop - 1} are wanted, the model has "
+                f"{descriptor.layers}, from 0"
+            )
+        for name in self.codecs or ():
+            codecs[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPlan:
+    """What is wanted of one segment."""
+
+    segment: int
+
+    tracks: tuple[DataTrack, ...]
+    """The pair of K and V of one codec, its KV alone, or the one that has anything in it."""
+
+    layers: range
+    """Group IDs."""
+
+    blocks: range
+    """Object IDs, which count within the segment."""
+
+    first_block: int
+    """Index, in the whole context, of the segment's first block."""
+
+    block_tokens: int
+
+    @property
+    def context_blocks(self) -> range:
+        """The wanted blocks, counted from the start of the context."""
+        return range(self.first_block + self.blocks.start, self.first_block + self.blocks.stop)
+
+    @property
+    def token_start(self) -> int:
+        """Position in the context of the first wanted token."""
+        return self.context_blocks.start * self.block_tokens
+
+    @property
+    def token_end(self) -> int:
+        """Position in the context after the last wanted token."""
+        return self.context_blocks.stop * self.block_tokens
+
+    @property
+    def objects_per_layer(self) -> int:
+        """Wanted Objects of one layer, over all tracks."""
+        return len(self.tracks) * len(self.blocks)
+
+
+def plan_segment(
+    entry: SegmentEntry,
+    descriptor: Descriptor,
+    wish: Wish,
+    codecs: CodecRegistry,
+    end_block: int | None = None,
+) -> SegmentPlan | None:
+    """Say what is wanted of a segment.
+
+    Args:
+        entry: What the manifest says of the segment.
+        descriptor: The manifest's Compatibility Descriptor.
+        wish: What the caller wants.
+        codecs: The codecs that this end knows.
+        end_block: Block of the context before which everything wanted ends; None: no bound.
+
+    Returns:
+        The plan; None if nothing of the segment is wanted.
+
+    Raises:
+        NotFound: If the segment is wanted, but is not offered in any codec that is.
+    """
+    if wish.segments is not None and entry.segment not in wish.segments:
+        return None
+    start, stop = entry.first_block, entry.end_block
+    if wish.blocks is not None:
+        start, stop = max(start, wish.blocks.start), min(stop, wish.blocks.stop)
+    if end_block is not None:
+        stop = min(stop, end_block)
+    if start >= stop:
+        return None
+    return SegmentPlan(
+        segment=entry.segment,
+        tracks=select_tracks(entry, descriptor, wish, codecs),
+        layers=range(descriptor.layers) if wish.layers is None else wish.layers,
+        blocks=range(start - entry.first_block, stop - entry.first_block),
+        first_block=entry.first_block,
+        block_tokens=descriptor.block_tokens,
+    )
+
+
+def select_tracks(
+    entry: SegmentEntry, descriptor: Descriptor, wish: Wish, codecs: CodecRegistry
+) -> tuple[DataTrack, ...]:
+    """Choose the tracks that together hold a segment (KVCS Section 3.2).
+
+    For the codec liked best that the segment is offered in, K and V; or KV, if that is what
+    there is. Of a model whose K or V section is empty, the other one is enough.
+
+    Raises:
+        NotFound: If the segment is not offered in any codec that is wanted and known.
+    """
+    layout = Layout.of(descriptor)
+    apart = tuple(c for c in (Component.K, Component.V) if layout.section_octets(c))
+    names = tuple(codec.name for codec in codecs) if wish.codecs is None else wish.codecs
+    for name in names:
+        if (codec := codecs.get(name)) is None:
+            continue
+        for components in (apart, (Component.KV,)):
+            tracks = tuple(DataTrack(c, name, entry.segment) for c in components)
+            if codec.components.issuperset(components) and set(tracks) <= set(entry.tracks):
+                return tracks
+    raise NotFound(
+        f"segment {entry.segment} is offered as {_listed(entry.tracks)}: "
+        f"not what is needed in any of the codecs {', '.join(names)}"
+    )
+
+
+def _listed(tracks: Iterable[DataTrack], limit: int = 8) -> str:
+    names = [str(track) for track in tracks]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if names[limit:] else "")

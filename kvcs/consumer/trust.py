@@ -1,0 +1,201 @@
+"""What a consumer knows beforehand, and the checks that follow from it. Pure.
+
+Nothing of a publication is used before :func:`check_manifest` has passed (decision 6), and no
+Object before :func:`examine` has (KVCS Section 3.5, decision 7).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from kvcs.errors import BadManifest, BadObject, ConfigError, Rejection
+from kvcs.kvsp.codecs import RAW, CodecRegistry
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.keys import ScopeKey
+from kvcs.kvsp.layout import Layout, Octets
+from kvcs.profile.manifest import DEFAULT_LIMITS, Manifest, ManifestLimits, SegmentEntry
+from kvcs.profile.naming import MANIFEST_COSE, PROFILE, DataTrack, PublicationName
+from kvcs.profile.payload import MAX_DATA_OCTETS, Block
+from kvcs.profile.signing import PublicKey, verify_manifest
+from moqt.names import TrackNamespace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectations:
+    """What a publication is held against.
+
+    Raises:
+        ConfigError: If signatures are required but no producer is trusted.
+    """
+
+    scope_key: ScopeKey
+
+    descriptor: Descriptor
+    """Descriptor of the engine that will use the cache."""
+
+    block_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    """Block Keys of the prompt, from its first block on; empty if its tokens are not known."""
+
+    trusted: Mapping[bytes, PublicKey] = field(default_factory=dict, repr=False)
+    """Public keys of the producers that are believed, by key identifier."""
+
+    require_signature: bool = False
+    """Take ``manifest.cose`` only, never ``manifest`` (KVCS Section 5.2)."""
+
+    limits: ManifestLimits = DEFAULT_LIMITS
+
+    max_data_octets: int = MAX_DATA_OCTETS
+    """Limit on Data Length (decision 13)."""
+
+    def __post_init__(self) -> None:
+        if self.require_signature and not self.trusted:
+            raise ConfigError("signed manifests are required, but no producer's key is trusted")
+
+    @classmethod
+    def of_tokens(
+        cls,
+        scope_key: ScopeKey,
+        descriptor: Descriptor,
+        tokens: Sequence[int] | NDArray[Any],
+        extra: Sequence[bytes] = (),
+        **others: Any,
+    ) -> Self:
+        """Make expectations of a prompt: its Block Keys are computed here.
+
+        Args:
+            scope_key: The scope's key.
+            descriptor: Descriptor of the engine that will use the cache.
+            tokens: Token ids of the whole prompt.
+            extra: Extra key material, as for :meth:`ScopeKey.block_keys`.
+            others: Further fields, by name.
+
+        Raises:
+            ConfigError: If a token is not one, or the prompt is shorter than a block.
+        """
+        keys = scope_key.block_keys(descriptor, tokens, extra)
+        if not keys:
+            raise ConfigError(
+                f"the prompt has {len(tokens)} tokens, fewer than a block of "
+                f"{descriptor.block_tokens}: there is nothing to retrieve"
+            )
+        return cls(scope_key=scope_key, descriptor=descriptor, block_keys=tuple(keys), **others)
+
+    def prefix(self, blocks: int) -> TrackNamespace:
+        """Return the namespace prefix of all publications of the first ``blocks`` blocks."""
+        compatibility_id = self.scope_key.compatibility_id(self.descriptor)
+        anchor_key = self.block_keys[blocks - 1]
+        return TrackNamespace((PROFILE, self.scope_key.scope_id, compatibility_id, anchor_key))
+
+    def blocks_of(self, name: PublicationName) -> int | None:
+        """Return how many blocks the prefix of a publication has; None if that is not known."""
+        try:
+            return self.block_keys.index(name.anchor_key) + 1
+        except ValueError:
+            return None
+
+
+def check_manifest(
+    payload: Octets, *, track: bytes, name: PublicationName, version: int, expected: Expectations
+) -> Manifest:
+    """Check one version of a manifest against all that is known (KVCS Section 3.6, decision 6).
+
+    Args:
+        payload: The Object's payload.
+        track: Track Name it came on: decides whether it must be signed.
+        name: The publication it is of.
+        version: Group ID it came under.
+        expected: What the consumer knows.
+
+    Raises:
+        BadManifest: If any check fails; where the descriptor is another one, the message names
+            the members that differ. Nothing of the publication can be used.
+
+    Costs time in proportion to its length; worth a thread when it lists many digests.
+    """
+    if track == MANIFEST_COSE:
+        text: Octets = verify_manifest(payload, expected.trusted, expected.limits)
+    else:
+        text = payload
+    manifest = Manifest.from_json(text, expected.limits)
+    manifest.check_identity(name, version)
+    if differing := expected.descriptor.differences(manifest.compat):
+        raise BadManifest(f"compat is not the descriptor expected: {'; '.join(differing)}")
+    if name.scope_id != expected.scope_key.scope_id:
+        raise BadManifest(f"{name} is of another scope")
+    manifest.check_compatibility(expected.scope_key, name.compatibility_id)
+    # What was appended behind the prefix is not looked at: it may go on otherwise.
+    if keys := expected.block_keys[: expected.blocks_of(name)]:
+        manifest.check_tokens(keys)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """An Object that passed every check."""
+
+    digest: bytes
+    """Its Data Digest."""
+
+    octets: int
+    """Length of its Data."""
+
+    tensor: NDArray[Any] | Octets
+    """What a sink takes: decoded, or for ``raw`` the octets as they came, not copied."""
+
+
+def examine(
+    payload: Octets,
+    *,
+    track: DataTrack,
+    layer: int,
+    block: int,
+    entry: SegmentEntry,
+    descriptor: Descriptor,
+    codecs: CodecRegistry,
+    max_data_octets: int = MAX_DATA_OCTETS,
+) -> Examined:
+    """Check one Object and decode it (KVCS Section 3.5, decision 7).
+
+    Touches nothing but its arguments, so it may run in any thread. Costs one SHA-256 over the
+    data, and the codec's work.
+
+    Args:
+        payload: The Object's payload.
+        track: Track it came on.
+        layer: Group ID it came under.
+        block: Object ID it came under.
+        entry: The manifest's entry of the track's segment.
+        descriptor: The manifest's descriptor.
+        codecs: The codecs that this end knows.
+        max_data_octets: Limit on Data Length.
+
+    Raises:
+        BadObject: If a check fails. Treat the Object as missing; others are unaffected.
+    """
+    found = Block.decode(payload, group_id=layer, object_id=block, max_data=max_data_octets)
+    found.check_against(entry, descriptor, track, codecs)
+    codec = codecs[track.codec]
+    if codec is RAW:
+        return Examined(found.digest, len(found.data), found.data)
+    layout = Layout.of(descriptor)
+    shape = layout.shape(track.component)
+    try:
+        tensor = codec.decode(found.data, shape, layout.dtype)
+        fits = tensor.shape == shape and tensor.dtype == layout.dtype
+    except BadObject:
+        raise
+    except Exception as exc:
+        # An application's own code, fed with what strangers send: whatever it raises says
+        # that this Object cannot be used, and nothing about the others.
+        raise BadObject(
+            Rejection.DECODE, f"codec {codec.name!r} failed: {type(exc).__name__}: {exc}"
+        ) from exc
+    if not fits:
+        raise BadObject(
+            Rejection.DECODE,
+            f"codec {codec.name!r} made {tensor.dtype} {tensor.shape} of the data, "
+            f"expected {layout.dtype} {shape}",
+        )
+    return Examined(found.digest, len(found.data), tensor)

@@ -1,0 +1,47 @@
+"""The life of a daemon: it runs until it is told to stop, and stops within bounds."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+Job = Callable[[asyncio.Event], Awaitable[None]]
+
+
+async def run_until_stopped(*jobs: Job, grace: float) -> None:
+    """Run jobs side by side until SIGINT, SIGTERM, or the first of them ends.
+
+    A job that fails cancels the rest: a daemon with half its tasks dead must not look alive.
+    The second signal does what the system does by default, so that nobody has to wait.
+
+    Args:
+        jobs: Each gets ``stopping`` and returns soon after it is set.
+        grace: Seconds after which whoever still runs is cancelled.
+
+    Raises:
+        TimeoutError: If somebody had to be cancelled.
+        ExceptionGroup: If jobs failed, with what they failed with.
+    """
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        stopping.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as group:
+            for job in jobs:
+                task = group.create_task(_run(job, stopping))
+                task.add_done_callback(lambda _: stopping.set())
+            await stopping.wait()
+            deadline.reschedule(loop.time() + grace)
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _run(job: Job, stopping: asyncio.Event) -> None:
+    await job(stopping)

@@ -1,0 +1,686 @@
+"""Publication: what is published, in which order, and how urgently (KVCS Sections 3.2 to 3.6).
+
+Pure: no sockets, no tasks, no clock. Objects go into LocalTracks, from which sessions serve them.
+
+Work on a layer comes in three steps, so that the heavy one can be done in another thread:
+
+1. :meth:`Segment.copy` checks the tensors and copies them, in whichever thread has them;
+2. :meth:`CopiedLayer.prepare` encodes and hashes, in any thread;
+3. :meth:`Publication.publish` puts the Objects into the tracks, on the event loop.
+
+What holds always:
+
+* the Objects of a layer are published after those of the layer before, in every track;
+* no Object is published before a manifest that lists its segment;
+* each Group ends with End of Group, each data track with End of Track (decision 2), the
+  manifest track with neither (decision 3);
+* what was published is never changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcs.errors import ConfigError
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.keys import block_keys_sha256
+from kvcs.kvsp.layout import Component, Layout, Octets
+from kvcs.profile.manifest import Manifest, SegmentEntry
+from kvcs.profile.naming import (
+    END_OF_TRACK_PRIORITY,
+    MANIFEST,
+    MANIFEST_COSE,
+    MANIFEST_PRIORITY,
+    DataTrack,
+    PublicationName,
+    publisher_priority,
+)
+from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
+from kvcs.profile.signing import ProducerKey, sign_manifest
+from moqt.codepoints import ObjectStatus, PublishDoneCode
+from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack, Payload
+
+#: Completed layers between two versions of the manifest, at most (KVCS Section 3.6).
+MAX_MANIFEST_EVERY = 8
+
+#: A tensor: an array, or its raw octets.
+Tensor = NDArray[Any] | Octets
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One form in which a segment is offered: a codec, K and V apart or together.
+
+    In text ``CODEC``, or ``kv.CODEC`` for one joint track.
+    """
+
+    codec: str = "raw"
+    joint: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text form. Whether the codec exists is the registry's business."""
+        joint = text.startswith("kv.")
+        return cls(text.removeprefix("kv."), joint)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What its tracks carry."""
+        return (Component.KV,) if self.joint else (Component.K, Component.V)
+
+    def tracks(self, segment: int) -> tuple[DataTrack, ...]:
+        """Return its data tracks of one segment: a pair, or one.
+
+        A section that is empty has its track all the same, with Objects of no Data: a consumer
+        selects a pair or a joint track (KVCS Section 3.2), and need not know of a third case.
+        """
+        return tuple(DataTrack(component, self.codec, segment) for component in self.components)
+
+    def __str__(self) -> str:
+        return f"kv.{self.codec}" if self.joint else self.codec
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTrack:
+    """The Objects of one layer in one track, ready to be published."""
+
+    track: DataTrack
+    objects: tuple[tuple[bytes, Payload], ...]
+    """Header and Data of each, in Object order."""
+
+    digests: bytes
+    """Their Data Digests, concatenated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLayer:
+    """One layer of a segment, encoded and hashed."""
+
+    segment: int
+    layer: int
+    tracks: tuple[PreparedTrack, ...]
+
+    @property
+    def octets(self) -> int:
+        """Payload octets that it adds to the publication."""
+        return sum(
+            len(header) + len(data) for track in self.tracks for header, data in track.objects
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedLayer:
+    """One layer of a segment, copied out of the caller's memory."""
+
+    segment: "Segment"
+    layer: int
+    store: NDArray[np.uint8]
+    """``[blocks, octets of K and V]``: what a container holds of the layer, for each block."""
+
+    def prepare(self) -> PreparedLayer:
+        """Encode and hash every block. Heavy, and safe in any thread."""
+        return PreparedLayer(
+            self.segment.number,
+            self.layer,
+            tuple(self._prepare_track(track) for track in self.segment.tracks),
+        )
+
+    def _prepare_track(self, track: DataTrack) -> PreparedTrack:
+        segment = self.segment
+        size = segment.layout.block_tokens
+        codec = segment.codecs[track.codec]
+        objects: list[tuple[bytes, Payload]] = []
+        digests: list[bytes] = []
+        for index in range(segment.blocks):
+            data = self._data(track, index)
+            block = Block(
+                component=track.component,
+                layer=self.layer,
+                block_index=index,
+                token_start=(segment.first_block + index) * size,
+                token_count=size,
+                codec=codec.value,
+                data=data,
+            )
+            objects.append((block.header(), data))
+            digests.append(block.digest)
+        return PreparedTrack(track, tuple(objects), b"".join(digests))
+
+    def _data(self, track: DataTrack, index: int) -> Payload:
+        layout = self.segment.layout
+        section = self.store[index]
+        if track.component is Component.K:
+            section = section[: layout.k_octets]
+        elif track.component is Component.V:
+            section = section[layout.k_octets :]
+        if track.codec == "raw":
+            raw: memoryview = section.data  # the Data is the copy itself
+            return raw.toreadonly()
+        array = section.view(layout.dtype).reshape(layout.shape(track.component))
+        return self.segment.codecs[track.codec].encode(array)
+
+
+class Segment:
+    """One pass over the layers for some blocks. Made by :meth:`Publication.open_segment`.
+
+    Attributes:
+        number: From 0.
+        first_block: Index of its first block in the whole context.
+        blocks: How many.
+        next_layer: The layer that is to be published next; ``layers`` when it is complete.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        first_block: int,
+        keys: Sequence[bytes],
+        layout: Layout,
+        encodings: Sequence[Encoding],
+        codecs: CodecRegistry,
+    ) -> None:
+        self.number = number
+        self.first_block = first_block
+        self.blocks = len(keys)
+        self.layout = layout
+        self.codecs = codecs
+        self.tracks: tuple[DataTrack, ...] = tuple(
+            track for encoding in encodings for track in encoding.tracks(number)
+        )
+        self.next_layer = 0
+        self._keys_sha256 = block_keys_sha256(keys)
+        self._digests: dict[DataTrack, list[bytes]] = {track: [] for track in self.tracks}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every layer has been published."""
+        return self.next_layer == self.layout.layers
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its blocks."""
+        return self.blocks * self.layout.block_tokens
+
+    @property
+    def layer_octets(self) -> int:
+        """Payload octets of one layer; what a codec makes of it counts as if it were raw."""
+        return self.blocks * sum(
+            HEADER_OCTETS + self.layout.section_octets(track.component) for track in self.tracks
+        )
+
+    def copy(
+        self,
+        layer: int,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        *,
+        kv: Tensor | None = None,
+    ) -> CopiedLayer:
+        """Check and copy the tensors of one layer; the caller's memory is free afterwards.
+
+        Args:
+            layer: From 0.
+            k: ``[tokens, heads, dim]`` of the descriptor's element type, in any strides, or its
+                raw octets in C order. ``tokens`` may also be split into blocks:
+                ``[blocks, block_tokens, heads, dim]``. Tokens after the last whole block of
+                the segment are left out.
+            v: The same for V; may be left out if the descriptor has no V section.
+            kv: Instead of both: for each block the raw octets of K and then of V, as
+                ``[blocks, octets]`` or flat.
+
+        Raises:
+            ConfigError: If a tensor does not fit; the message says what was found and expected.
+        """
+        layout = self.layout
+        where = f"layer {layer} of segment {self.number}"
+        if not 0 <= layer < layout.layers:
+            raise ConfigError(f"{where}: the model has {layout.layers} layers")
+        store = np.empty((self.blocks, layout.layer_octets), np.uint8)
+        if kv is not None:
+            if k is not None or v is not None:
+                raise ConfigError(f"{where}: kv was given together with k or v")
+            store[:] = _joint(f"kv of {where}", kv, self.blocks, layout.layer_octets)
+            return CopiedLayer(self, layer, store)
+        for name, tensor, shape, start in (
+            ("k", k, layout.k_shape, 0),
+            ("v", v, layout.v_shape, layout.k_octets),
+        ):
+            if not prod(shape):
+                continue
+            if tensor is None:
+                raise ConfigError(f"{where}: {name} is missing")
+            blocks = _blocks(f"{name} of {where}", tensor, self.blocks, shape, layout)
+            heads = shape[2] * layout.element_octets
+            strides = (layout.layer_octets, shape[1] * heads, heads, layout.element_octets)
+            # Copied as integers: bits stay as they are, and numpy is quick at it.
+            integer = np.dtype(f"u{layout.element_octets}")
+            place: NDArray[Any] = np.ndarray(
+                (self.blocks, *shape), integer, store.data, start, strides
+            )
+            place[:] = blocks.view(integer)
+        return CopiedLayer(self, layer, store)
+
+    def note(self, prepared: PreparedLayer) -> None:
+        """Count a layer as published. Called by the publication."""
+        for part in prepared.tracks:
+            self._digests[part.track].append(part.digests)
+        self.next_layer += 1
+
+    def entry(self) -> SegmentEntry:
+        """Return what the manifest says of the segment now."""
+        return SegmentEntry(
+            segment=self.number,
+            first_block=self.first_block,
+            blocks=self.blocks,
+            block_keys_sha256=self._keys_sha256,
+            tracks=self.tracks,
+            complete=self.complete,
+            object_digests={track: tuple(groups) for track, groups in self._digests.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestDraft:
+    """One version of the manifest, to be encoded in any thread and then published."""
+
+    manifest: Manifest
+    producer_key: ProducerKey | None
+
+    @property
+    def octets_estimate(self) -> int:
+        """About how many octets its payload will have."""
+        digests = sum(
+            len(group) for e in self.manifest.segments for g in e.object_digests.values()
+            for group in g
+        )  # fmt: skip
+        return 4096 + digests * 67 // 32  # 64 digits, quotes and a comma
+
+    def encode(self) -> bytes:
+        """Return the payload: JSON, or COSE_Sign1 around it."""
+        text = self.manifest.to_json()
+        return text if self.producer_key is None else sign_manifest(text, self.producer_key)
+
+
+class Publication:
+    """One production run of the cache of one token prefix.
+
+    Args:
+        name: Its namespace. The Publication ID must never have been used before.
+        descriptor: The Compatibility Descriptor that the name was made from.
+        encodings: In which forms every segment is offered.
+        codecs: Where their codecs are registered.
+        producer_key: Signs the manifests, whose track is then ``manifest.cose``.
+        deterministic: Promises that every run gives bit-identical Objects.
+        manifest_every: Completed layers between two versions of the manifest, 1 to 8.
+        budget: Where the octets held are counted.
+        first_block: Index of the first block of segment 0; above 0 for a window layer, which
+            holds the last blocks of its context only (decision 12).
+
+    Raises:
+        ConfigError: If an encoding, the Data Length that follows from the descriptor or an
+            option cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: PublicationName,
+        descriptor: Descriptor,
+        *,
+        encodings: Sequence[Encoding] = (Encoding(),),
+        codecs: CodecRegistry | None = None,
+        producer_key: ProducerKey | None = None,
+        deterministic: bool = False,
+        manifest_every: int = MAX_MANIFEST_EVERY,
+        budget: ByteBudget | None = None,
+        first_block: int = 0,
+    ) -> None:
+        if not 1 <= manifest_every <= MAX_MANIFEST_EVERY:
+            raise ConfigError(f"manifest_every is {manifest_every}, expected 1 to 8")
+        if first_block < 0:
+            raise ConfigError(f"first_block is {first_block}, expected 0 or more")
+        self.name = name
+        self.descriptor = descriptor
+        self.layout = Layout.of(descriptor)
+        self._codecs = CodecRegistry() if codecs is None else codecs
+        self._encodings = tuple(encodings)
+        self._check_encodings()
+        self._producer_key = producer_key
+        self._deterministic = deterministic
+        self._manifest_every = manifest_every
+        self._budget = budget
+        self._next_block = first_block
+        self._segments: list[Segment] = []
+        self._announced = 0  # segments that a published manifest lists
+        self._version = 0
+        self._layers_since_manifest = 0
+        self._manifest_due = True
+        self._ended = False
+        self.abandoned: str | None = None
+        """Why it was given up, if it was."""
+
+        self.manifest_name = MANIFEST if producer_key is None else MANIFEST_COSE
+        self._tracks: dict[bytes, LocalTrack] = {}
+        self._add_track(self.manifest_name)
+        self.publish_manifest()
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    @property
+    def tracks(self) -> Mapping[bytes, LocalTrack]:
+        """Its tracks by Track Name, the manifest track among them."""
+        return MappingProxyType(self._tracks)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments opened so far."""
+        return tuple(self._segments)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was finished or abandoned: nothing more will be published."""
+        return self._ended
+
+    @property
+    def octets(self) -> int:
+        """Payload octets held."""
+        return sum(track.octets for track in self._tracks.values())
+
+    @property
+    def versions(self) -> int:
+        """Versions of the manifest published so far."""
+        return self._version
+
+    @property
+    def manifest_due(self) -> bool:
+        """Whether a new version of the manifest should be published now."""
+        return self._manifest_due
+
+    def octets_of(self, blocks: int) -> int:
+        """Return the payload octets of ``blocks`` blocks in all layers, as if all were raw."""
+        sections = [
+            HEADER_OCTETS + self.layout.section_octets(component)
+            for encoding in self._encodings
+            for component in encoding.components
+        ]
+        return self.layout.layers * blocks * sum(sections)
+
+    # -- producing -------------------------------------------------------------------------------
+
+    def open_segment(self, block_keys: Sequence[bytes]) -> Segment:
+        """Add a segment for the blocks that follow those of the segment before.
+
+        Makes a new version of the manifest due. If nobody publishes it before the segment's
+        first layer, :meth:`publish` does.
+
+        Args:
+            block_keys: The Block Keys of its blocks, at least one.
+
+        Raises:
+            ConfigError: If there are none, or the publication has ended.
+        """
+        self._check_open()
+        if not block_keys:
+            size = self.layout.block_tokens
+            raise ConfigError(f"a segment needs at least one whole block of {size} tokens")
+        segment = Segment(
+            len(self._segments), self._next_block, block_keys, self.layout, self._encodings,
+            self._codecs,
+        )  # fmt: skip
+        self._segments.append(segment)
+        self._next_block += segment.blocks
+        for track in segment.tracks:
+            self._add_track(track.name)
+        self._manifest_due = True
+        return segment
+
+    def publish(self, prepared: PreparedLayer) -> None:
+        """Publish one layer, and with the last one the end of its tracks.
+
+        Afterwards :attr:`manifest_due` tells whether a version of the manifest should follow.
+
+        Raises:
+            ConfigError: If the layer is not the segment's next one, or the publication has
+                ended. Nothing was published.
+        """
+        self._check_open()
+        segment = self._segments[prepared.segment]
+        if prepared.layer != segment.next_layer:
+            expected = "none: it is complete" if segment.complete else f"layer {segment.next_layer}"
+            raise ConfigError(
+                f"layer {prepared.layer} of segment {segment.number} out of order, "
+                f"expected {expected}"
+            )
+        if segment.number >= self._announced:
+            self.publish_manifest()
+        self._publish_objects(prepared, segment)
+        segment.note(prepared)
+        self._layers_since_manifest += 1
+        if segment.complete:
+            for name in segment.tracks:
+                self._end_track(self._tracks[name.name])
+        if segment.complete or self._layers_since_manifest >= self._manifest_every:
+            self._manifest_due = True
+
+    def add_layer(
+        self,
+        segment: Segment,
+        layer: int,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        *,
+        kv: Tensor | None = None,
+    ) -> None:
+        """Copy, prepare and publish one layer, and the manifest if it is due, all at once.
+
+        See :meth:`Segment.copy` for the tensors, and for what is raised.
+        """
+        self.publish(segment.copy(layer, k, v, kv=kv).prepare())
+        if self._manifest_due:
+            self.publish_manifest()
+
+    def draft_manifest(self) -> ManifestDraft:
+        """Return the next version of the manifest as things stand, to be encoded elsewhere.
+
+        Until it is published, no other version may be.
+        """
+        return ManifestDraft(
+            Manifest(
+                compat=self.descriptor,
+                deterministic=self._deterministic,
+                segments=tuple(segment.entry() for segment in self._segments),
+                publication=self.name.publication_id,
+                anchor=self.name.anchor_key,
+                version=self._version,
+            ),
+            self._producer_key,
+        )
+
+    def publish_manifest(
+        self, draft: ManifestDraft | None = None, payload: bytes | None = None
+    ) -> None:
+        """Publish a version of the manifest: Object 0 of its own Group (decision 3).
+
+        Args:
+            draft: From :meth:`draft_manifest`; made now if left out.
+            payload: What ``draft.encode()`` returned; encoded now if left out.
+
+        Raises:
+            ConfigError: If the publication has ended or the draft is not the next version.
+        """
+        self._check_open()
+        draft = self.draft_manifest() if draft is None else draft
+        if draft.manifest.version != self._version:
+            raise ConfigError(
+                f"manifest of version {draft.manifest.version}, expected {self._version}"
+            )
+        subgroup = self._open_subgroup(self.manifest_name, self._version, MANIFEST_PRIORITY)
+        subgroup.publish(0, draft.encode() if payload is None else payload)
+        subgroup.close()
+        entries = draft.manifest.segments
+        self._version += 1
+        self._announced = len(entries)
+        # What happened while the draft was being encoded waits for the next version.
+        self._layers_since_manifest = sum(
+            segment.next_layer - entry.groups(entry.tracks[0])
+            for segment, entry in zip(self._segments, entries, strict=False)
+        )
+        self._manifest_due = (
+            len(self._segments) > len(entries)
+            or self._layers_since_manifest >= self._manifest_every
+            or any(
+                segment.complete and not entry.complete
+                for segment, entry in zip(self._segments, entries, strict=False)
+            )
+        )
+
+    def finish(self) -> None:
+        """End the publication: every segment is complete, none will follow.
+
+        Raises:
+            ConfigError: If a segment lacks layers. Publish them, or abandon it.
+        """
+        self._check_open()
+        for segment in self._segments:
+            if not segment.complete:
+                raise ConfigError(
+                    f"segment {segment.number} has {segment.next_layer} of "
+                    f"{self.layout.layers} layers"
+                )
+        if self._manifest_due:
+            self.publish_manifest()
+        self._ended = True
+        self._tracks[self.manifest_name].end(PublishDoneCode.TRACK_ENDED)
+
+    def abandon(self, reason: str) -> None:
+        """Give the publication up: something in it is wrong, or it will not be completed.
+
+        Every track that has not ended ends with INTERNAL_ERROR (decision 5). What was held is
+        let go, since nobody should use it. The caller withdraws the namespace, and starts anew
+        under a new Publication ID. The second call changes nothing.
+        """
+        if self.abandoned is not None:
+            return
+        self.abandoned = reason
+        self._ended = True
+        for track in self._tracks.values():
+            track.end(PublishDoneCode.INTERNAL_ERROR, reason)
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of every Object of a publication that has ended."""
+        for track in self._tracks.values():
+            if track.ended is None:
+                track.end(PublishDoneCode.EXPIRED)
+            track.drop()
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._ended:
+            how = "was abandoned" if self.abandoned is not None else "is finished"
+            raise ConfigError(f"publication {self.name} {how}")
+
+    def _check_encodings(self) -> None:
+        if not self._encodings:
+            raise ConfigError("a publication needs at least one encoding")
+        if len(set(self._encodings)) != len(self._encodings):
+            raise ConfigError("an encoding is listed twice")
+        for encoding in self._encodings:
+            codec = self._codecs[encoding.codec]
+            for component in encoding.components:
+                if component not in codec.components:
+                    raise ConfigError(
+                        f"codec {codec.name!r} does not carry {component.name}, "
+                        f"which encoding {str(encoding)!r} needs"
+                    )
+                if (octets := self.layout.section_octets(component)) > MAX_DATA_OCTETS:
+                    raise ConfigError(
+                        f"{component.name} of one block takes {octets} octets, limit "
+                        f"{MAX_DATA_OCTETS}: make block_tokens smaller"
+                    )
+
+    def _add_track(self, name: bytes) -> None:
+        self._tracks[name] = LocalTrack(self.name.track(name), budget=self._budget)
+
+    def _open_subgroup(self, track: bytes, group_id: int, priority: int) -> LocalSubgroup:
+        # Subgroup 0 always holds the whole Group, so END_OF_GROUP is always true (decision 2).
+        return self._tracks[track].open_subgroup(
+            group_id, 0, priority=priority, holds_end_of_group=True
+        )
+
+    def _publish_objects(self, prepared: PreparedLayer, segment: Segment) -> None:
+        layer = prepared.layer
+        priority = publisher_priority(layer, self.layout.layers)
+        subgroups = [
+            self._open_subgroup(part.track.name, layer, priority) for part in prepared.tracks
+        ]
+        # Block by block over all tracks, so that K and V of a block leave together.
+        for index in range(segment.blocks):
+            for part, subgroup in zip(prepared.tracks, subgroups, strict=True):
+                header, data = part.objects[index]
+                subgroup.publish(index, header, data) if data else subgroup.publish(index, header)
+        for subgroup in subgroups:
+            subgroup.publish(segment.blocks, status=ObjectStatus.END_OF_GROUP)
+            subgroup.close()
+
+    def _end_track(self, track: LocalTrack) -> None:
+        last = track.open_subgroup(
+            self.layout.layers, 0, priority=END_OF_TRACK_PRIORITY, holds_end_of_group=True
+        )
+        last.publish(0, status=ObjectStatus.END_OF_TRACK)
+        last.close()
+        track.end(PublishDoneCode.TRACK_ENDED)
+
+
+def _joint(what: str, kv: Tensor, blocks: int, octets: int) -> NDArray[np.uint8]:
+    flat = _flat(what, kv)
+    if flat.size != blocks * octets:
+        raise ConfigError(
+            f"{what} has {flat.size} octets, expected {octets} for each of {blocks} blocks"
+        )
+    return flat.reshape(blocks, octets)
+
+
+def _blocks(
+    what: str, tensor: Tensor, blocks: int, shape: tuple[int, int, int], layout: Layout
+) -> NDArray[Any]:
+    """Return a view of the tensor's whole blocks, ``[blocks, block_tokens, heads, dim]``."""
+    tokens = blocks * shape[0]
+    if not isinstance(tensor, np.ndarray):
+        flat = _flat(what, tensor)
+        token_octets = prod(shape[1:]) * layout.element_octets
+        count, rest = divmod(flat.size, token_octets)
+        if rest or not tokens <= count < tokens + shape[0]:
+            raise ConfigError(
+                f"{what} has {flat.size} octets, expected {token_octets} for each of "
+                f"{tokens} tokens"
+            )
+        tensor = flat[: tokens * token_octets].view(layout.dtype).reshape(tokens, *shape[1:])
+    found = f"{what} is {tensor.dtype} {list(tensor.shape)}"
+    expected = f"expected {layout.dtype} {[tokens, *shape[1:]]}"
+    if tensor.dtype != layout.dtype:
+        raise ConfigError(f"{found}, {expected}")
+    if tensor.shape == (blocks, *shape):
+        return tensor
+    if tensor.ndim != 3 or tensor.shape[1:] != shape[1:]:
+        raise ConfigError(f"{found}, {expected}")
+    # Fewer than one block may follow: a prompt seldom ends where a block does.
+    if not tokens <= tensor.shape[0] < tokens + shape[0]:
+        raise ConfigError(f"{found}, {expected}")
+    # Splitting the first axis is a view, whatever the strides are.
+    return tensor[:tokens].reshape(blocks, *shape)
+
+
+def _flat(what: str, tensor: Tensor) -> NDArray[np.uint8]:
+    if isinstance(tensor, np.ndarray):
+        return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    try:
+        return np.frombuffer(tensor, np.uint8)
+    except (BufferError, ValueError, TypeError) as exc:
+        raise ConfigError(f"{what}: {exc}") from None
