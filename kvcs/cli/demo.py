@@ -5,7 +5,6 @@ must end with every layer, each Object once, and the very octets that were publi
 """
 
 import asyncio
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -15,15 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from kvcs.cli import demo_model
 from kvcs.cli.livetable import Board, Column
 from kvcs.cli.output import Output
+from kvcs.cli.processes import Workplace, events_of, process
 from kvcs.errors import ConfigError, Expired, KvcsError
-from kvcs.kvsp.keys import ScopeKey
-from kvcs.profile.signing import ProducerKey
 from kvcs.store.source import BlockSource, SafetensorsSource
-from moqt.aio.tls import CertificateFiles, make_certificates
 
 NAME = "demo"
 HELP = "stream a real cache to two consumers on this machine, and watch"
@@ -71,8 +67,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
     if args.model:
-        from kvcs.cli import demo_model  # needs packages that only this needs
-
         return await demo_model.run(args)
     path = Path(args.cache) if args.cache else RECORDED
     if not path.exists():
@@ -85,28 +79,6 @@ async def run(args: Namespace) -> int:
         if limit.expired():
             raise Expired(f"the demo did not end within {args.deadline_s} s")
         return status
-
-
-@dataclass
-class Workplace:
-    """Certificates and keys in a folder that will be thrown away."""
-
-    folder: Path
-    certificates: CertificateFiles = field(init=False)
-    scope_key: Path = field(init=False)
-    producer_key: Path = field(init=False)
-    trusted_key: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.certificates = make_certificates(self.folder)
-        self.scope_key = self.folder / "scope.key"
-        ScopeKey.generate().to_file(self.scope_key)
-        key = ProducerKey.generate()
-        self.producer_key = self.folder / "producer.pem"
-        self.trusted_key = self.folder / "producer.pub.pem"
-        self.producer_key.write_bytes(key.private_pem())
-        self.producer_key.chmod(0o600)
-        self.trusted_key.write_bytes(key.public_pem())
 
 
 class Demo:
@@ -208,8 +180,8 @@ class Demo:
                 attested=summary.get("attested", 0),
                 duplicates=summary.get("duplicates", 0),
                 rejected=summary.get("rejected", 0),
-                first_layer_s=_rounded(summary.get("first_layer_s")),
-                last_layer_s=_rounded(summary.get("last_layer_s")),
+                first_layer_s=summary.get("first_layer_s"),
+                last_layer_s=summary.get("last_layer_s"),
                 identical=same,
             )
             if outcome.status:
@@ -229,32 +201,6 @@ class Outcome:
     last: dict[str, Any] | None = None
 
 
-@asynccontextmanager
-async def process(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``kvcs`` with ``arguments``; end it, and wait for it, at the end of the block."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "kvcs", *arguments,
-        stdout=asyncio.subprocess.PIPE, limit=1 << 24,
-    )  # fmt: skip
-    try:
-        yield started
-    finally:
-        if started.returncode is None:
-            started.kill()
-            await started.wait()
-
-
-async def events_of(
-    started: asyncio.subprocess.Process, *names: str
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the JSON lines of a process, of these events or of all, until it closes its output."""
-    assert started.stdout is not None, "process() asks for it"
-    while line := await started.stdout.readline():
-        event: dict[str, Any] = orjson.loads(line)
-        if not names or event["event"] in names:
-            yield event
-
-
 def same_tensors(published: BlockSource, received: Path) -> bool:
     """Whether a received file has the very octets of the whole blocks that were published."""
     if not received.exists():
@@ -265,7 +211,3 @@ def same_tensors(published: BlockSource, received: Path) -> bool:
         ours.k.tobytes() == theirs.k.tobytes() and ours.v.tobytes() == theirs.v.tobytes()
         for ours, theirs in zip(published.layers(0, blocks), other.layers(0, blocks), strict=True)
     )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)

@@ -17,9 +17,9 @@ from typing import Any
 import orjson
 import uvloop
 
-from kvcs.cli.demo import Workplace, events_of
 from kvcs.cli.livetable import Board, Column
 from kvcs.cli.output import Output
+from kvcs.cli.processes import Workplace, events_of
 from kvcs.connectors import transformers as model_tools
 from kvcs.consumer.events import Event, LayerReady
 from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, consume
@@ -102,7 +102,6 @@ async def _both(
     args: Namespace,
 ) -> tuple[list[int], dict[str, Any]]:
     """Prefill here while the other process receives; return both continuations."""
-    prompt, cached = job["prompt"], job["cached"]
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvcs.cli.demo_model",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24,
@@ -115,36 +114,51 @@ async def _both(
             await anext(events_of(worker, "looking"))
         with board:
             board.started(0)
-            handle = producer.open(descriptor, prompt[:cached])
-            await handle.add_segment()
-            loop, handed = asyncio.get_running_loop(), list[Future[None]]()
-
-            def hand_over(layer: int, k: Any, v: Any) -> None:
-                handed.append(asyncio.run_coroutine_threadsafe(handle.add_layer(layer, k, v), loop))
-
-            tap = model_tools.LayerTap(model, hand_over)
-            cache = await asyncio.to_thread(tap.prefill, prompt[:cached])
-            for future in handed:
-                await asyncio.wrap_future(future)
-            await handle.finish()
-            here = await asyncio.to_thread(
-                model_tools.continue_greedy, model, prompt, cache, cached, CONTINUED_TOKENS
-            )
-            result: dict[str, Any] = {}
-            async with asyncio.timeout(args.deadline_s):
-                async for event in events_of(worker):
-                    if event["event"] == "layer-ready":
-                        board.ready(0, event["layer"], event["trust"])
-                    elif event["event"] in ("continuation", "failed"):
-                        result = event
-                status = await worker.wait()
-        if status or "tokens" not in result:
-            raise KvcsError(f"the other process failed: {result.get('text', f'status {status}')}")
+            async with asyncio.timeout(args.deadline_s), asyncio.TaskGroup() as group:
+                there = group.create_task(_watch(worker, board))
+                here = await _prefill_and_continue(producer, descriptor, model, job)
+        result = there.result()
+        if await worker.wait() or "tokens" not in result:
+            raise KvcsError(f"the other process failed: {result.get('text', 'no result')}")
         return here, result
     finally:
         if worker.returncode is None:
             worker.kill()
             await worker.wait()
+
+
+async def _prefill_and_continue(
+    producer: Producer, descriptor: Descriptor, model: Any, job: dict[str, Any]
+) -> list[int]:
+    """Compute the prompt, publishing each layer meanwhile; return the text that follows."""
+    prompt, cached = job["prompt"], job["cached"]
+    handle = producer.open(descriptor, prompt[:cached])
+    await handle.add_segment()
+    loop = asyncio.get_running_loop()
+    handed: list[Future[None]] = []
+
+    def hand_over(layer: int, k: Any, v: Any) -> None:
+        handed.append(asyncio.run_coroutine_threadsafe(handle.add_layer(layer, k, v), loop))
+
+    tap = model_tools.LayerTap(model, hand_over)
+    cache = await asyncio.to_thread(tap.prefill, prompt[:cached])
+    for future in handed:
+        await asyncio.wrap_future(future)
+    await handle.finish()
+    return await asyncio.to_thread(
+        model_tools.continue_greedy, model, prompt, cache, cached, CONTINUED_TOKENS
+    )
+
+
+async def _watch(worker: asyncio.subprocess.Process, board: Board) -> dict[str, Any]:
+    """Show the layers that the other process has ready; return the last it has to tell."""
+    result: dict[str, Any] = {}
+    async for event in events_of(worker):
+        if event["event"] == "layer-ready":
+            board.ready(0, event["layer"], event["trust"])
+        else:
+            result = event
+    return result
 
 
 def _compare(output: Output, tokenizer: Any, here: list[int], there: dict[str, Any]) -> int:

@@ -13,6 +13,7 @@ import uvloop
 
 from kvcs import __version__, errors
 from kvcs.cli import consume, demo, keys, produce, show
+from kvcs.consumer.retrieval import Unreachable
 from moqt import DRAFT
 from moqt.aio import TlsSettingsError
 from moqt.errors import MoqtError
@@ -33,6 +34,7 @@ EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
         errors.Incomplete: 8,
         errors.PublicationFailed: 9,
         errors.Expired: 10,
+        Unreachable: 11,
         errors.KvcsError: 1,
         MoqtError: 11,
         OSError: 11,

@@ -32,6 +32,6 @@ class Output:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
     is_identifier = len(text) >= 32 and all(c in "0123456789abcdef" for c in text)
     return text[:8] if is_identifier else text

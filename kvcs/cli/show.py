@@ -3,12 +3,12 @@
 What is broken is explained as far as it can be read; the error then decides the exit code.
 """
 
+import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -28,7 +28,7 @@ from kvcs.profile.naming import (
     DataTrack,
     publisher_priority,
 )
-from kvcs.profile.payload import HEADER_OCTETS, MAGIC, Block, Header
+from kvcs.profile.payload import MAGIC, Block, Header
 from kvcs.profile.signing import read_unverified, trusted_keys, verify_manifest
 from moqt.errors import UsageError
 from moqt.names import FullTrackName, TrackNamespace
@@ -50,12 +50,12 @@ examples:
   kvcs show object.bin --group 3 --object 5
   kvcs show object.bin --manifest manifest.json --track k.raw.s0
   kvcs show 4b564f310101...
-  kvcs consume ... | tee events.jsonl; kvcs show 'kvcs-1/5c9e.../7a10.../09bb.../11ee...'
+  kvcs show descriptor.json --json
 """
 
 _HEX_NAME = "kvcs-1/"
 _PRINTABLE = re.compile(r"kvcs\.2d1(-[A-Za-z0-9_.]+)*(--[A-Za-z0-9_.]*)?")
-_HEX = re.compile(rb"(?:[0-9a-fA-F]{2}\s*)+")
+_HEX_TEXT = b"0123456789abcdefABCDEF \t\r\n"
 #: Tag 18 and an array of four, with and without the tag (RFC 9052 Section 4.2).
 _COSE_STARTS = (b"\xd2\x84", b"\x84")
 _FIELDS = ("profile", "scope_id", "compatibility_id", "anchor_key", "publication_id")
@@ -142,22 +142,28 @@ def _look(args: Namespace) -> tuple[str, bytes]:
     what: str = args.what
     if args.kind == "name" or (args.kind is None and _is_name(what)):
         return "name", what.encode(errors="surrogateescape")
-    if what != STDIN and not Path(what).exists() and _HEX.fullmatch(what.encode()):
-        content = bytes.fromhex(what)
+    typed = what.encode(errors="surrogateescape")
+    if what != STDIN and not os.path.exists(what) and (octets := _unhexed(typed)) != typed:
+        content = octets
     else:
         content = _unhexed(read_octets(what))
     return args.kind or _kind_of(content, shown_name(what)), content
 
 
 def _is_name(text: str) -> bool:
-    return (text.startswith(_HEX_NAME) or bool(_PRINTABLE.fullmatch(text))) and not (
-        Path(text).exists()
-    )
+    # os.path.exists, since a pathlib.Path raises for a name that is too long to be a file's.
+    looks_like_one = text.startswith(_HEX_NAME) or _PRINTABLE.fullmatch(text) is not None
+    return looks_like_one and not os.path.exists(text)
 
 
 def _unhexed(content: bytes) -> bytes:
-    """Return what a file of hex digits stands for; anything else as it is."""
-    return bytes.fromhex(content.decode()) if _HEX.fullmatch(content.strip()) else content
+    """Return what hex digits stand for; anything else as it is."""
+    if content.translate(None, _HEX_TEXT):
+        return content
+    try:
+        return bytes.fromhex(content.decode())
+    except ValueError:  # an odd number of them
+        return content
 
 
 def _kind_of(content: bytes, name: str) -> str:
