@@ -9,6 +9,9 @@
     * :exc:`UsageError`: this program asked for something the rules forbid; nothing changed
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from moqt.codepoints import RequestErrorCode, SessionErrorCode
 
 
@@ -87,7 +90,13 @@ class ObjectTooLarge(MoqtError):
 
     The limit is ours and not the draft's, so the peer did nothing wrong: stop the stream the
     Object came on, and keep the session.
+
+    Attributes:
+        completed: The Objects before it that the same octets completed, in order. They are
+            whole and good, and given nowhere else.
     """
+
+    completed: Sequence[Any] = ()
 
 
 class RequestRejected(MoqtError):

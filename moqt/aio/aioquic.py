@@ -67,7 +67,7 @@ from aioquic.quic.packet_builder import (
 )
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.retry import QuicRetryTokenHandler
-from aioquic.quic.stream import FinalSizeError, QuicStream, StreamFinishedError
+from aioquic.quic.stream import FinalSizeError, QuicStream, QuicStreamSender, StreamFinishedError
 
 from moqt.aio.tls import ClientTls, ServerTls, client_configuration, server_configuration
 from moqt.aio.transport import ConnectionLost, QuicReceiver, TransportStats
@@ -90,8 +90,8 @@ CONTROL_RESERVE = 16 << 10
 #: What may always be written while nothing is in flight.
 IDLE_BUDGET = 16 << 10
 
-#: QUIC DATAGRAM octets kept at most while the congestion window is full.
-DATAGRAM_BACKLOG = 1 << 20
+#: QUIC DATAGRAMs kept at most while the congestion window is full.
+DATAGRAM_BACKLOG = 4096
 
 #: A server forgets a connection whose handshake takes longer.
 HANDSHAKE_LIMIT_S = 10.0
@@ -298,6 +298,72 @@ def _recovery_for(connection: QuicConnection, settings: QuicSettings) -> _Recove
 # --------------------------------------------------------------------------------------------
 
 
+class _Sender(QuicStreamSender):
+    """What waits and what is unacknowledged on one stream, for data sent and acknowledged in order.
+
+    aioquic 1.7.2 keeps everything that waits as a set of ranges. Here only what was lost is one;
+    the rest begins where sending has got to, which saves most of the work for each packet.
+    """
+
+    def write(self, data: bytes | memoryview, end_stream: bool = False) -> None:
+        self.buffer_is_empty = False
+        self._buffer += data
+        self._buffer_stop += len(data)
+        if end_stream:
+            self._buffer_fin = self._buffer_stop
+            self._pending_eof = True
+
+    @property
+    def next_offset(self) -> int:
+        return self._pending[0].start if len(self._pending) else self.highest_offset
+
+    def take(self, room: int, credit: int) -> tuple[int, int, bytearray, bool] | None:
+        """Take the next ``room`` octets at most: their range, themselves, whether they are last.
+
+        Args:
+            room: Octets that fit.
+            credit: Offset that flow control lets us reach.
+        """
+        lost = self._pending
+        if len(lost):
+            start = lost[0].start
+            stop = min(lost[0].stop, start + room)
+            if stop > start:
+                lost.subtract(start, stop)
+        else:
+            start = self.highest_offset
+            stop = min(self._buffer_stop, start + room, credit)
+            if stop > start:
+                self.highest_offset = stop
+            elif start != self._buffer_fin or not self._pending_eof:
+                return None
+            else:
+                stop = start
+        if stop == start and len(lost):
+            return None
+        fin = stop == self._buffer_fin
+        if fin:
+            self._pending_eof = False
+        if stop == self._buffer_stop and not len(lost):
+            self.buffer_is_empty = True
+        first = self._buffer_start
+        return start, stop, self._buffer[start - first : stop - first], fin
+
+    def on_data_delivery(
+        self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
+    ) -> None:
+        if (
+            fin
+            or delivery is not QuicDeliveryState.ACKED
+            or start != self._buffer_start
+            or len(self._acked)
+        ):
+            super().on_data_delivery(delivery, start, stop, fin)
+        else:
+            self._buffer_start = stop
+            del self._buffer[: stop - start]
+
+
 class _Outbound:
     """A stream we send on."""
 
@@ -316,7 +382,7 @@ class _Outbound:
     def __init__(self, stream: QuicStream) -> None:
         self.stream = stream
         self.stream_id = stream_id = _id_of(stream)
-        self.sender = stream.sender
+        self.sender = stream.sender = _Sender(stream_id, writable=True)
         self.id_octets = _varint(stream_id)
         # Control and request streams, which a few octets keep alive and which others wait for.
         self.urgent = not stream_is_unidirectional(stream_id) or stream_id < 4
@@ -388,19 +454,18 @@ class _Connection(QuicConnection):
                 self.receive_datagram(data, address, now)
                 self._note_keys()
                 fast = self._fast_context(address, now)
-        if self._heard and self._state is QuicConnectionState.CONNECTED:
+        if self._heard and self._is_open():
             # Once a batch is enough for the idle timer.
             self._heard = False
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = False
 
+    def _is_open(self) -> bool:
+        return self._state is QuicConnectionState.CONNECTED and not self._close_pending
+
     def _fast_context(self, address: Address, now: float) -> QuicReceiveContext | None:
         """Return what frames are received in, or None while packets need the whole machinery."""
-        if (
-            not self._handshake_confirmed
-            or self._state is not QuicConnectionState.CONNECTED
-            or self._close_pending
-        ):
+        if not (self._handshake_confirmed and self._is_open()):
             return None
         path = self._network_paths[0]
         if path.addr != address or not path.is_validated:
@@ -420,8 +485,10 @@ class _Connection(QuicConnection):
         What aioquic's receive_datagram does for such a packet, less the general cases and one
         copy of the packet (RFC 9001 Section 5.4).
         """
-        if data[0] & 0xC0 != 0x40 or len(data) < 29 or data[1:9] != context.host_cid:
+        if len(data) < 29 or data[0] & 0xC0 != 0x40 or data[1:9] != context.host_cid:
             return False
+        if not self._is_open():
+            return True  # an earlier packet of the batch has ended it
         recv: Any = self._crypto.recv
         mask = recv.hp._mask(data[13:29])
         first = data[0] ^ (mask[0] & 0x1F)
@@ -453,7 +520,7 @@ class _Connection(QuicConnection):
             is_ack_eliciting, _ = self._payload_received(context, plain)
         except QuicConnectionError as error:
             self.close(error.error_code, error.frame_type, error.reason_phrase)
-        if self._close_pending or self._state in END_STATES:
+        if not self._is_open():
             return True
         self._heard = True
         if number > space.largest_received_packet:
@@ -585,8 +652,10 @@ class _Connection(QuicConnection):
     ) -> None:
         """Take a STOP_SENDING, which aioquic answers with a reset."""
         stream_id = _peek_varint(buf)
+        self._assert_stream_can_send(frame_type, stream_id)
+        out = self._outbound_of(self._get_or_create_stream(frame_type, stream_id))
         super()._handle_stop_sending_frame(context, frame_type, buf)
-        self._note_reset(self._outbound_of(self._streams[stream_id]))
+        self._note_reset(out)
 
     def _handle_max_data_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer
@@ -698,7 +767,7 @@ class _Connection(QuicConnection):
             out = self._outbound_of(self._get_or_create_stream_for_send(stream_id))
         if not out.writable:
             return
-        out.sender.write(data, end_stream=fin)  # type: ignore[arg-type]  # any buffer will do
+        out.sender.write(data, end_stream=fin)
         octets = len(data)
         out.fin = fin
         out.unacked += octets + fin
@@ -800,7 +869,7 @@ class _Connection(QuicConnection):
 
     def _next_frame(
         self, queue: deque[_Outbound], room: int
-    ) -> tuple[bytes, bytes, tuple[_Outbound, int, int, bool]] | None:
+    ) -> tuple[bytes, bytearray, tuple[_Outbound, int, int, bool]] | None:
         """Take the next STREAM frame from ``queue`` that fits into ``room`` octets.
 
         Returns:
@@ -814,30 +883,30 @@ class _Connection(QuicConnection):
             if room < overhead + 1:
                 return None
             before = sender.highest_offset
-            frame = None
+            taken = None
             if not sender.buffer_is_empty and not out.stream.is_blocked:
-                frame = sender.get_frame(
+                taken = sender.take(
                     room - overhead,
                     min(
                         before + self._remote_max_data - self._remote_max_data_used,
                         out.stream.max_stream_data_remote,
                     ),
                 )
-            if frame is None:
+            if taken is None:
                 queue.popleft()
                 out.queued = False
                 if not sender.buffer_is_empty:
                     self._blocked[out.stream_id] = out
                 continue
             self._remote_max_data_used += sender.highest_offset - before
-            data, offset = frame.data, frame.offset
+            start, stop, data, fin = taken
             header = (
-                (b"\x0f" if frame.fin else b"\x0e")
+                (b"\x0f" if fin else b"\x0e")
                 + out.id_octets
-                + _varint(offset)
-                + (len(data) | 0x4000).to_bytes(2, "big")
+                + _varint(start)
+                + (stop - start | 0x4000).to_bytes(2, "big")
             )
-            return header, data, (out, offset, offset + len(data), frame.fin)
+            return header, data, (out, start, stop, fin)
         return None
 
     def _on_frame_delivery(
@@ -1037,7 +1106,7 @@ class _Connection(QuicConnection):
             header, data, delivery = frame
             buf = builder.start_frame(header[0], len(header), self._on_frame_delivery, delivery)
             buf.push_bytes(header[1:])
-            buf.push_bytes(data)
+            buf.push_bytes(bytes(data))
 
     def _write_data_packets(self, builder: QuicPacketBuilder, now: float) -> None:
         """Fill whole packets with stream data, one burst of them.
@@ -1060,7 +1129,7 @@ class _Connection(QuicConnection):
             self._pacing_at = pacer.next_send_time(now)
             if self._pacing_at is not None:
                 break
-            pieces: list[bytes] = []
+            pieces: list[bytes | bytearray] = []
             handlers: list[tuple[Callable[..., None], Any]] = []
             left = room
             while left > 32 and (frame := self._next_frame(queue, left)) is not None:
@@ -1200,14 +1269,13 @@ class AioquicTransport:
         self._failed = False  # the receiver raised
         self._lost: ConnectionLost | None = None
         self._farewell: list[tuple[bytes, Address]] = []  # the CONNECTION_CLOSE, to repeat
-        self._late_packets = 0
+        self._late_batches = 0
         self._close_after: tuple[int, str, float] | None = None  # code, reason, drain deadline
         self._turn: asyncio.Handle | None = None
         self._in_turn = False
         self._flush_wanted = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._datagram_octets = 0
         self._last_heard = self._last_ping = now = time.monotonic()
         self._handshake_deadline: float | None = now + HANDSHAKE_LIMIT_S
         self._over = asyncio.Event()
@@ -1259,7 +1327,7 @@ class AioquicTransport:
             self._take_turn()
 
     def send_datagram(self, data: bytes) -> bool:
-        """Send a QUIC DATAGRAM; False when it cannot fit, and then nothing was queued."""
+        """Send a QUIC DATAGRAM; False, and nothing queued, if it is too large or many wait."""
         connection = self._connection
         accepted = min(
             connection._remote_max_datagram_frame_size or 0,
@@ -1268,11 +1336,8 @@ class AioquicTransport:
         )
         if self._closing or 1 + _varint_size(len(data)) + len(data) > accepted:
             return False
-        if not connection._datagrams_pending:
-            self._datagram_octets = 0
-        elif self._datagram_octets + len(data) > DATAGRAM_BACKLOG:
+        if len(connection._datagrams_pending) >= DATAGRAM_BACKLOG:
             return False
-        self._datagram_octets += len(data)
         connection.send_datagram_frame(data)
         self._take_turn()
         return True
@@ -1343,8 +1408,8 @@ class AioquicTransport:
         """Take datagrams; :meth:`answer` must follow at the end of the batch."""
         if self._farewell:
             # RFC 9000 Section 10.2.1: repeat it, ever more rarely, to who has not heard it.
-            self._late_packets += len(datagrams)
-            if self._late_packets & (self._late_packets - 1) == 0:
+            self._late_batches += 1
+            if self._late_batches & (self._late_batches - 1) == 0:
                 self._send(self._farewell)
             return
         self._last_heard = now = time.monotonic()
@@ -1379,7 +1444,7 @@ class AioquicTransport:
                 self._flush_wanted = False
                 if self._receiver is not None:
                     self._call(self._receiver.flush)
-            more = self._transmit()
+            more = not self._over.is_set() and self._transmit()
             self._look_for_end()
         finally:
             self._in_turn = False
@@ -1390,7 +1455,7 @@ class AioquicTransport:
 
     def _tell_events(self) -> None:
         queue = self._connection._events
-        while queue:
+        while queue and not self._over.is_set():
             event: Any = queue.popleft()
             tell = _TELL.get(type(event))
             if tell is not None:
@@ -1398,7 +1463,7 @@ class AioquicTransport:
 
     def _call(self, method: Callable[..., None], *arguments: Any) -> None:
         """Call the receiver. It must not raise; if it does, it cannot be trusted to go on."""
-        if self._lost is not None or self._failed:
+        if self._lost is not None or self._failed or self._over.is_set():
             return
         try:
             method(*arguments)
@@ -1489,7 +1554,7 @@ class AioquicTransport:
     def _look_for_end(self) -> None:
         connection = self._connection
         event, state = connection._close_event, connection._state
-        if event is None or state not in END_STATES:
+        if event is None or state not in END_STATES or self._over.is_set():
             return
         # Not after the closing period, in which only stray packets may come.
         self._report_lost(_lost_of(event, state, connection._idle_timeout()))

@@ -70,8 +70,9 @@ def server_configuration(tls: ServerTls, alpn: Sequence[str]) -> QuicConfigurati
         raise TlsSettingsError(
             f"{tls.certificate_file}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M}Z"
         )
+    pem = _read(tls.key_file)
     try:
-        key = serialization.load_pem_private_key(_read(tls.key_file), password=None)
+        key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
         raise TlsSettingsError(f"{tls.key_file}: not an unencrypted PEM key") from error
     if key.public_key() != certificate.public_key():
@@ -175,10 +176,9 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _certificates(file: Path) -> list[x509.Certificate]:
+    pem = _read(file)
     try:
-        return x509.load_pem_x509_certificates(_read(file))
-    except TlsSettingsError:
-        raise
+        return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise TlsSettingsError(f"{file}: no PEM certificate in it") from error
 

@@ -125,5 +125,8 @@ class QuicTransport(Protocol):
     def abandon(self) -> None:
         """Forget the connection at once, telling the peer nothing (tests, crashes)."""
 
+    async def wait_closed(self) -> None:
+        """Return when the connection is over and its closing period has passed."""
+
     def stats(self) -> TransportStats:
         """Return the figures of the moment."""

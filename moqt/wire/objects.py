@@ -57,7 +57,8 @@ class ObjectReader(ABC, Generic[T]):
         Raises:
             ProtocolError: If the stream breaks a rule. The session closes.
             ObjectTooLarge: If an Object announces more than ``max_object_octets`` of Properties
-                and payload. Nothing of it was kept.
+                and payload. Nothing of it was kept; what ``data`` completed before it is in
+                the exception's ``completed``.
         """
         missing = self._missing - len(data)
         if missing > 0:
@@ -107,12 +108,21 @@ class ObjectReader(ABC, Generic[T]):
             pieces, self._pieces = self._pieces, []
             whole = len(pieces) == 1 and at == len(data)
             items.append(self._item(data if whole else b"".join(pieces)))
+        try:
+            self._go_through(data, at, items)
+        except ObjectTooLarge as exc:
+            exc.completed = items
+            raise
+        return items
+
+    def _go_through(self, data: bytes, at: int, items: list[T]) -> None:
+        """Take headers and payloads from ``at`` on; add what is whole to ``items``."""
         while at < len(data):
             end = self._resume(data, at) if self._head else self._read_header(data, at)
             if end is None:
                 if not self._head:
                     self._head += data[at:]
-                break
+                return
             self._need = 0
             if self._length is None:
                 at = end
@@ -124,7 +134,6 @@ class ObjectReader(ABC, Generic[T]):
                 self._missing = at - len(data)
                 if end < len(data):
                     self._pieces.append(memoryview(data)[end:])
-        return items
 
     def _resume(self, data: bytes, at: int) -> int | None:
         """Go on with a header whose front is in ``_head``; return where in ``data`` it ends."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from aioquic._buffer import Buffer
 
 from moqt.aio import aioquic as engine
 from moqt.aio import tls
@@ -29,6 +30,7 @@ from moqt.aio.aioquic import (
 )
 from moqt.aio.tls import CertificateFiles, ClientTls, ServerTls, make_certificates
 from moqt.aio.transport import ConnectionLost, QuicReceiver, QuicTransport
+from moqt.aio.udp import UdpEndpoint, connected_socket
 
 pytestmark = pytest.mark.network
 
@@ -434,15 +436,18 @@ async def test_a_reader_that_does_not_consume_stops_the_writer_and_consuming_res
     async with connected(certificates, server=SMALL) as pair:
         pair.server.consumes = False
         pump = Pump(pair.client, 1_000_000, (6, 10, 14))
+        transport = pair.client.transport
         window = SMALL.connection_window - engine.CONTROL_RESERVE
-        await pair.server.until(lambda: pair.server.received >= window)
+        await pair.client.until(
+            lambda: not transport.send_budget() and not transport._connection.unacked
+        )
+        assert pair.server.received == window
         # What could arrive beyond the window would have to overtake this answer.
         pair.client.transport.send_stream_data(0, b"?", True)
         await pair.server.until(lambda: 0 in pair.server.fins)
 
         assert pair.server.received <= SMALL.connection_window
         assert all(len(data) <= SMALL.stream_window for data in pair.server.data.values())
-        assert pair.client.transport.send_budget() == 0
         assert pump.left
 
         pair.server.consumes = True
@@ -560,14 +565,64 @@ async def test_two_connections_share_a_listener_and_not_their_fate(
         await first.transport.wait_closed()
 
 
+async def test_a_client_whose_address_changes_goes_on(certificates: CertificateFiles) -> None:
+    async with connected(certificates) as pair:
+        transport = pair.client.transport
+        await pair.client.until(lambda: transport._connection._handshake_confirmed)
+        before = pair.server.transport.peer_address
+        old = transport._endpoint
+        transport._endpoint = UdpEndpoint(
+            connected_socket(socket.AF_INET, pair.listener.address), old._receiver
+        )
+        old.close()
+        transport.send_stream_data(0, b"from elsewhere", True)
+        await pair.server.until(lambda: 0 in pair.server.fins)
+        # More than may be sent to an address that was not validated.
+        pair.server.transport.send_stream_data(0, bytes(500_000), True)
+        await pair.client.until(lambda: 0 in pair.client.fins)
+
+        assert pair.server.transport.peer_address != before
+        assert pair.client.received == 500_000
+        transport._endpoint.close()
+
+
+async def test_frames_of_the_peer_that_break_the_rules_close_the_connection(
+    certificates: CertificateFiles,
+) -> None:
+    async with connected(certificates, server=SMALL) as pair:
+        # A client that takes no notice of the limits it was given.
+        pair.server.consumes = False
+        pair.client.transport._connection._remote_max_data = 1 << 30
+        pair.client.transport._connection._remote_max_stream_data_uni = 1 << 30
+        pair.client.transport.send_stream_data(6, bytes(200_000))
+        await pair.client.until(lambda: bool(pair.client.losses))
+
+        assert pair.client.losses == [
+            ConnectionLost(3, "Over stream data limit", application=False, by_peer=True)
+        ]
+        assert len(pair.server.losses) == 1
+        assert not pair.server.losses[0].by_peer
+
+
+async def test_an_abandon_amid_a_batch_ends_it(certificates: CertificateFiles) -> None:
+    async with connected(certificates) as pair:
+        pair.server.on_data = lambda stream_id: pair.server.transport.abandon()
+        pair.client.transport.send_stream_data(0, b"one", True)
+        pair.client.transport.send_stream_data(6, b"two", True)
+        await pair.server.until(lambda: bool(pair.server.losses))
+
+        assert list(pair.server.data) == [0]
+        assert pair.server.losses[0].reason == "abandoned"
+
+
 # Giving up on streams
 
 
 async def begin(pair: Pair, stream_id: int) -> None:
-    """Send 50,000 octets from the client, and see that they begin to arrive."""
+    """Write more than the stream's window to it, and see that it begins to arrive."""
     transport = pair.client.transport
     await pair.client.until(lambda: transport.stream_credit(stream_id) >= 50_000)
-    transport.send_stream_data(stream_id, bytes(50_000))
+    transport.send_stream_data(stream_id, bytes(100_000))
     await pair.server.until(lambda: stream_id in pair.server.data)
 
 
@@ -583,7 +638,8 @@ async def test_a_reset_is_told_and_its_credit_comes_back(certificates: Certifica
             transport.reset_stream(stream_id, 9)
             await pair.server.until(partial(pair.server.resets.__contains__, stream_id))
 
-        # Twenty times 50,000 octets went through a window of 131,072 that nobody consumed.
+        # Twenty times 50,000 octets or more went through a window of 131,072, and none was
+        # consumed.
         assert set(pair.server.resets.values()) == {9}
         assert not pair.server.transport._connection._inbound
 
@@ -601,6 +657,99 @@ async def test_a_stopped_stream_is_reset_and_its_credit_comes_back(
 
         assert set(pair.client.stops.values()) == {3}
         assert not pair.server.transport._connection._inbound
+
+
+async def test_octets_of_a_stopped_stream_are_credited_if_the_peer_goes_on(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ignore(self: object, context: object, frame_type: int, buf: Buffer) -> None:
+        buf.pull_uint_var()
+        buf.pull_uint_var()
+
+    monkeypatch.setattr(engine._Connection, "_handle_stop_sending_frame", ignore)
+    async with connected(certificates, server=SMALL) as pair:
+        stopped: set[int] = set()
+
+        def stop_once(stream_id: int) -> None:
+            if stream_id not in stopped:
+                stopped.add(stream_id)
+                pair.server.transport.stop_sending(stream_id, 3)
+
+        pair.server.on_data = stop_once
+        pair.server.consumes = False
+        Pump(pair.client, 20 * 50_000, tuple(range(6, 6 + 4 * 20, 4)))
+        await pair.server.until(lambda: len(pair.server.fins) == 20)
+
+        assert pair.server.received < 20 * 50_000
+        assert not pair.server.transport._connection._inbound
+
+
+async def test_a_reset_waits_for_the_credit_of_its_stream(certificates: CertificateFiles) -> None:
+    async with connected(certificates) as pair:
+        transport = pair.client.transport
+        for stream_id in range(2, 2 + 4 * 130, 4):
+            transport.send_stream_data(stream_id, b"x")
+        transport.reset_stream(2 + 4 * 129, 4)
+        await pair.server.until(lambda: len(pair.server.data) == 128)
+        for stream_id in range(2, 2 + 4 * 129, 4):
+            transport.send_stream_data(stream_id, b"", True)
+        await pair.server.until(lambda: 2 + 4 * 129 in pair.server.resets)
+
+        assert not pair.client.losses
+
+
+def deafen(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> asyncio.Event:
+    """Lose what ``recorder`` is sent; the event tells that something was lost."""
+    lost = asyncio.Event()
+    monkeypatch.setattr(recorder.transport, "feed", lambda datagrams, address: lost.set())
+    return lost
+
+
+async def test_a_reset_that_got_lost_is_repeated(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(certificates) as pair:
+        pair.client.transport.send_stream_data(6, b"header")
+        await pair.server.until(lambda: 6 in pair.server.data)
+        lost = deafen(monkeypatch, pair.server)
+        pair.client.transport.reset_stream(6, 4)
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        monkeypatch.undo()
+
+        await pair.server.until(lambda: pair.server.resets == {6: 4})
+
+
+async def test_a_stop_that_got_lost_is_repeated(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(certificates) as pair:
+        pair.client.transport.send_stream_data(6, b"header")
+        await pair.server.until(lambda: 6 in pair.server.data)
+        lost = deafen(monkeypatch, pair.client)
+        pair.server.transport.stop_sending(6, 4)
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        monkeypatch.undo()
+
+        await pair.client.until(lambda: pair.client.stops == {6: 4})
+
+
+async def test_window_updates_that_got_lost_are_repeated(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(certificates, server=SMALL) as pair:
+        pair.server.consumes = False
+        pair.client.transport.send_stream_data(6, bytes(100_000), True)
+        await pair.server.until(lambda: pair.server.received == SMALL.stream_window)
+        await pair.client.until(lambda: not pair.client.transport.stats().octets_in_flight)
+        lost = deafen(monkeypatch, pair.client)
+        pair.server.transport.consumed(6, SMALL.stream_window)
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        monkeypatch.undo()
+
+        await pair.server.until(lambda: 6 in pair.server.fins)
 
 
 async def test_writing_after_stop_reset_or_fin_is_quiet(certificates: CertificateFiles) -> None:
@@ -653,6 +802,14 @@ async def test_a_datagram_that_cannot_fit_is_refused_and_the_next_one_goes(
         assert not refused
         assert largest > 1150
         assert sorted(map(len, pair.server.datagrams)) == list(range(largest + 1))
+
+
+async def test_datagrams_that_wait_are_bounded(certificates: CertificateFiles) -> None:
+    async with connected(certificates) as pair:
+        accepted = [pair.client.transport.send_datagram(bytes(100)) for _ in range(5000)]
+
+        assert sum(accepted) == engine.DATAGRAM_BACKLOG
+        await pair.client.until(lambda: pair.client.transport.send_datagram(b"again"))
 
 
 # The end of a connection

@@ -124,13 +124,14 @@ def test_a_known_option_that_cannot_be_read_has_its_own_code(pair: tuple[int, by
 def test_a_goaway_uri_has_8192_octets_at_most() -> None:
     most = Goaway("u" * 8192, 5)
 
+    assert encode_message(Goaway()).hex() == "1000020000"
     assert Goaway.decode_body(Reader(encode_message(most)[3:])) == most
     with pytest.raises(UsageError, match="8193 octets, limit 8192"):
         encode_message(Goaway("u" * 8193))
 
 
 def test_a_retry_interval_is_milliseconds_plus_one() -> None:
-    assert RequestError(RequestErrorCode.EXCESSIVE_LOAD, 0).retry_ms is None
+    assert RequestError(RequestErrorCode.EXCESSIVE_LOAD).retry_ms is None
     assert RequestError(RequestErrorCode.EXCESSIVE_LOAD, 1).retry_ms == 0
     assert RequestError(RequestErrorCode.EXCESSIVE_LOAD, 251).retry_ms == 250
 
