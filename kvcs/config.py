@@ -36,8 +36,10 @@ from kvcs.telemetry import LogFormat
 ENV_PREFIX = "KVCS_"
 #: The file that is read if it exists and no other one is named.
 DEFAULT_FILE = "kvcs.toml"
-#: Variables of ours that are not settings.
-_OTHER_VARIABLES = frozenset({"KVCS_CONFIG", "KVCS_MODEL_DIR"})
+#: Variables of ours that are not settings: of this module, the connectors, scripts and tests.
+_OTHER_VARIABLES = frozenset(
+    {"KVCS_CONFIG", "KVCS_MODEL_DIR", "KVCS_PYTHON", "KVCS_SETUP_LOCKED", "KVCS_PEER_PYTHON"}
+)
 #: What container platforms put into every environment for a service named kvcs.
 _PLATFORM_VARIABLE = re.compile(r"KVCS_(.+_)?(PORT(_\d+.*|_.+)?|SERVICE_(HOST|PORT)(_.+)?)")
 
@@ -113,46 +115,58 @@ class Settings(BaseSettings):
 
     # What TLS is told.
     ca_file: Path | None = Field(
-        None, description="PEM file with the CAs to believe; the public ones if left out"
+        default=None, description="PEM file with the CAs to believe; the public ones if left out"
     )
     server_name: str | None = Field(
-        None, description="name that the peer's certificate must show, if not the host dialled"
+        default=None,
+        description="name that the peer's certificate must show, if not the host dialled",
     )
     insecure_skip_verify: bool = Field(
-        False,
+        default=False,
         description="believe any peer: for measurements and tests, never for data that matter",
     )
 
     # Who belongs to the scope.
     scope_key_file: Path | None = Field(
-        None, description="file with the scope key, raw or in hex, at least 32 octets"
+        default=None, description="file with the scope key, raw or in hex, at least 32 octets"
     )
     scope_key: SecretStr | None = Field(
-        None, description="the scope key itself, in hex; not a flag"
+        default=None, description="the scope key itself, in hex; not a flag"
     )
 
     # Log lines.
-    log_format: LogFormat = Field("auto", description="lines for people, JSON, or what suits")
+    log_format: LogFormat = Field(
+        default="auto", description="lines for people, JSON, or what suits"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="what is below is not written"
+        default="info", description="what is below is not written"
     )
 
     # QUIC.
     max_datagram_octets: int = Field(
-        1200, ge=1200, le=16_000, description="UDP payload sent at most; the path must take it"
+        default=1200,
+        ge=1200,
+        le=16_000,
+        description="UDP payload sent at most; the path must take it",
     )
     connection_window: OctetsSetting = Field(
-        16 << 20, ge=1 << 16, description="octets received and not yet consumed, over all streams"
+        default=16 << 20,
+        ge=1 << 16,
+        description="octets received and not yet consumed, over all streams",
     )
-    stream_window: OctetsSetting = Field(8 << 20, ge=1 << 16, description="the same for one stream")
-    idle_timeout_s: float = Field(30.0, gt=0, description="seconds of silence that end a session")
+    stream_window: OctetsSetting = Field(
+        default=8 << 20, ge=1 << 16, description="the same for one stream"
+    )
+    idle_timeout_s: float = Field(
+        default=30.0, gt=0, description="seconds of silence that end a session"
+    )
 
     # Deadlines.
     connect_timeout_s: float = Field(
-        10.0, gt=0, description="seconds until a connection must be up, handshake included"
+        default=10.0, gt=0, description="seconds until a connection must be up, handshake included"
     )
     request_timeout_s: float = Field(
-        10.0, gt=0, description="seconds until a request must be answered"
+        default=10.0, gt=0, description="seconds until a request must be answered"
     )
 
     @classmethod
@@ -204,37 +218,45 @@ class ProducerSettings(Settings):
     table: ClassVar[str] = "produce"
 
     listen: AddressSetting | None = Field(
-        None, description="address and UDP port to listen on, such as 127.0.0.1:4443"
+        default=None, description="address and UDP port to listen on, such as 127.0.0.1:4443"
     )
     connect: UrisSetting = Field(
-        (), description="relays to dial and to announce at, moqt://HOST:PORT/PATH"
+        default=(), description="relays to dial and to announce at, moqt://HOST:PORT/PATH"
     )
     certificate_file: Path | None = Field(
-        None, description="PEM file with the certificate chain to listen with"
+        default=None, description="PEM file with the certificate chain to listen with"
     )
-    key_file: Path | None = Field(None, description="PEM file with the certificate's key")
+    key_file: Path | None = Field(default=None, description="PEM file with the certificate's key")
     producer_key_file: Path | None = Field(
-        None, description="PEM file with the key that signs manifests; plain manifests without it"
+        default=None,
+        description="PEM file with the key that signs manifests; plain manifests without it",
     )
     encodings: NamesSetting = Field(
-        ("raw",), description="forms to offer: CODEC for k and v apart, kv.CODEC for one track"
+        default=("raw",),
+        description="forms to offer: CODEC for k and v apart, kv.CODEC for one track",
     )
     deterministic: bool = Field(
-        False, description="promise that every run gives bit-identical objects"
+        default=False, description="promise that every run gives bit-identical objects"
     )
     manifest_every: int = Field(
-        8, ge=1, le=8, description="completed layers between two manifests, at most"
+        default=8, ge=1, le=8, description="completed layers between two manifests, at most"
     )
     store_octets: OctetsSetting = Field(
-        4 << 30, ge=1, description="octets of publications that are held at most"
+        default=4 << 30, ge=1, description="octets of publications that are held at most"
     )
-    ttl_s: float = Field(3600.0, gt=0, description="seconds that a finished publication is kept")
+    ttl_s: float = Field(
+        default=3600.0, gt=0, description="seconds that a finished publication is kept"
+    )
     store_wait_s: float = Field(
-        30.0, ge=0, description="seconds that a layer waits for room before it fails"
+        default=30.0, ge=0, description="seconds that a layer waits for room before it fails"
     )
-    max_connections: int = Field(1024, ge=1, description="connections at once; more are refused")
+    max_connections: int = Field(
+        default=1024, ge=1, description="connections at once; more are refused"
+    )
     drain_s: float = Field(
-        10.0, ge=0, description="seconds for sessions to end after SIGTERM before they are closed"
+        default=10.0,
+        ge=0,
+        description="seconds for sessions to end after SIGTERM before they are closed",
     )
 
     @model_validator(mode="after")
@@ -267,26 +289,29 @@ class ConsumerSettings(Settings):
         min_length=1, description="relays or producers to try in order, moqt://HOST:PORT/PATH"
     )
     trust: PathsSetting = Field(
-        (), description="PEM files with public keys of producers whose manifests are believed"
+        default=(),
+        description="PEM files with public keys of producers whose manifests are believed",
     )
     require_signature: bool = Field(
-        False, description="take no publication without a signed manifest"
+        default=False, description="take no publication without a signed manifest"
     )
     encodings: NamesSetting = Field(
-        ("raw", "kv.raw"), description="forms to take, the preferred one first"
+        default=("raw", "kv.raw"), description="forms to take, the preferred one first"
     )
     prefixes: Literal["longest", "any"] = Field(
-        "longest", description="take the whole prefix only, or also a shorter one"
+        default="longest", description="take the whole prefix only, or also a shorter one"
     )
-    deadline_s: float = Field(60.0, gt=0, description="seconds until everything must be there")
+    deadline_s: float = Field(
+        default=60.0, gt=0, description="seconds until everything must be there"
+    )
     discovery_timeout_s: float = Field(
-        5.0, gt=0, description="seconds until a publication must be found"
+        default=5.0, gt=0, description="seconds until a publication must be found"
     )
     max_object_octets: OctetsSetting = Field(
-        64 << 20, ge=1, le=64 << 20, description="Data Length that is accepted at most"
+        default=64 << 20, ge=1, le=64 << 20, description="Data Length that is accepted at most"
     )
     max_cache_octets: OctetsSetting = Field(
-        8 << 30, ge=1, description="octets of tensors that are allocated at most"
+        default=8 << 30, ge=1, description="octets of tensors that are allocated at most"
     )
 
     @model_validator(mode="after")

@@ -10,7 +10,8 @@ from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
 from kvcs.link import client_tls, quic_settings, server_tls
-from kvcs.producer.daemon import Producer, ProducerOptions, PublicationHandle
+from kvcs.producer.daemon import Producer, ProducerOptions
+from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
 from kvcs.telemetry import Counter, set_up_logging
 

@@ -427,9 +427,10 @@ class Assembler:
         """Whether every wanted layer of a planned segment is ready."""
         return self._segments[segment].unready == 0
 
-    def is_wanted(self, track: DataTrack) -> bool:
-        """Whether a manifest lists the track and it was selected."""
-        return track in self._tracks
+    def plan(self, track: DataTrack) -> SegmentPlan | None:
+        """Return the plan that a track is part of; None if it is not wanted, or not yet."""
+        state = self._tracks.get(track)
+        return None if state is None else state.segment.plan
 
     @property
     def any_ready(self) -> bool:

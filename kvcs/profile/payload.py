@@ -8,7 +8,7 @@ decoded (KVCS Section 3.5). What only the manifest tells, by :meth:`Block.check_
 import struct
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvcs.errors import BadObject, Rejection
 from kvcs.kvsp.codecs import CodecRegistry
@@ -24,6 +24,7 @@ __all__ = [
     "VERSION",
     "Block",
     "Component",
+    "Header",
     "Rejection",
 ]
 
@@ -38,6 +39,34 @@ _HEADER = struct.Struct(">4sBBHIIQIHHI32s")
 HEADER_OCTETS = _HEADER.size  # 68
 
 _COMPONENTS = {int(component): component for component in Component}
+
+
+class Header(NamedTuple):
+    """The header of a payload as it stands there, unchecked: for looking at broken Objects."""
+
+    magic: bytes
+    version: int
+    component: int
+    flags: int
+    layer: int
+    block_index: int
+    token_start: int
+    token_count: int
+    codec: int
+    reserved: int
+    data_length: int
+    data_digest: bytes
+
+    @classmethod
+    def read(cls, payload: Octets) -> "Header":
+        """Read the first 68 octets.
+
+        Raises:
+            BadObject: If there are fewer.
+        """
+        if len(payload) < HEADER_OCTETS:
+            raise _too_short(len(payload))
+        return cls._make(_HEADER.unpack_from(payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +158,7 @@ class Block:
         view = memoryview(payload).toreadonly().cast("B")
         octets = len(view)
         if octets < HEADER_OCTETS:
-            raise BadObject(
-                Rejection.LENGTH,
-                f"payload of {octets} octets, expected at least the {HEADER_OCTETS} of a header",
-            )
+            raise _too_short(octets)
         (
             magic, version, component, _flags, layer, block_index, token_start,
             token_count, codec, _reserved, data_length, digest,
@@ -221,6 +247,13 @@ class Block:
                 raise _rejected(
                     Rejection.DATA_LENGTH, "Data Length", len(self.data), f"{expected_octets}"
                 )
+
+
+def _too_short(octets: int) -> BadObject:
+    return BadObject(
+        Rejection.LENGTH,
+        f"payload of {octets} octets, expected at least the {HEADER_OCTETS} of a header",
+    )
 
 
 def _rejected(reason: Rejection, what: str, found: object, expected: object) -> BadObject:

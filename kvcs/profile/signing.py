@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -200,6 +200,40 @@ def sign_manifest(text: bytes, key: ProducerKey) -> bytes:
     return signed
 
 
+class SignedManifest(NamedTuple):
+    """What a COSE_Sign1 says of itself. Nothing of it is checked."""
+
+    kid: bytes | None
+    """Key identifier, from either header; ``None`` if there is none."""
+
+    algorithm: int | str | None
+    """The protected header's; of those that are allowed, the name."""
+
+    text: bytes
+    """The payload."""
+
+
+def read_unverified(
+    payload: bytes | bytearray | memoryview, limits: ManifestLimits = DEFAULT_LIMITS
+) -> SignedManifest:
+    """Look into a ``manifest.cose`` Object without believing it: to show it, never to use it.
+
+    Raises:
+        BadManifest: If it is not COSE_Sign1, or too large.
+    """
+    protected, unprotected, text, _ = _open(payload, limits)
+    header = _read_header(protected)
+    kid = header.get(_Label.KID, unprotected.get(_Label.KID))
+    algorithm = header.get(_Label.ALG)
+    if type(algorithm) is int and algorithm in SigningAlgorithm._value2member_map_:
+        algorithm = SigningAlgorithm(algorithm).name
+    return SignedManifest(
+        kid if isinstance(kid, bytes) else None,
+        algorithm if isinstance(algorithm, int | str) else None,
+        text,
+    )
+
+
 def verify_manifest(
     payload: bytes | bytearray | memoryview,
     trusted: Mapping[bytes, PublicKey],
@@ -221,16 +255,8 @@ def verify_manifest(
             missing or not among ``trusted``; if it marks a header as critical that is not
             understood here; or if the signature is wrong. Nothing of it can be believed.
     """
-    allowed = limits.octets + 2 * _MAX_HEADER_OCTETS
-    if len(payload) > allowed:
-        raise BadManifest(f"signed manifest of {len(payload)} octets, limit {allowed}")
-    try:
-        protected, unprotected, text, signature = _read_sign1(bytes(payload))
-        header = _read_protected(protected)
-    except _CborError as exc:
-        raise BadManifest(f"manifest.cose is not COSE_Sign1: {exc}") from None
-    if len(text) > limits.octets:
-        raise BadManifest(f"manifest of {len(text)} octets, limit {limits.octets}")
+    protected, unprotected, text, signature = _open(payload, limits)
+    header = _read_header(protected)
     algorithm = _check_algorithm(header, unprotected)
     _check_critical(header, unprotected)
     key = _find_key(_check_key_id(header, unprotected), trusted)
@@ -242,6 +268,29 @@ def verify_manifest(
     if not _signature_is_good(protected, text, signature, algorithm, key):
         raise BadManifest("the signature of the manifest is wrong")
     return text
+
+
+def _open(
+    payload: bytes | bytearray | memoryview, limits: ManifestLimits
+) -> tuple[bytes, dict[Any, Any], bytes, bytes]:
+    """Return protected header (encoded), unprotected header, payload and signature."""
+    allowed = limits.octets + 2 * _MAX_HEADER_OCTETS
+    if len(payload) > allowed:
+        raise BadManifest(f"signed manifest of {len(payload)} octets, limit {allowed}")
+    try:
+        protected, unprotected, text, signature = _read_sign1(bytes(payload))
+    except _CborError as exc:
+        raise BadManifest(f"manifest.cose is not COSE_Sign1: {exc}") from None
+    if len(text) > limits.octets:
+        raise BadManifest(f"manifest of {len(text)} octets, limit {limits.octets}")
+    return protected, unprotected, text, signature
+
+
+def _read_header(protected: bytes) -> dict[Any, Any]:
+    try:
+        return _read_protected(protected)
+    except _CborError as exc:
+        raise BadManifest(f"manifest.cose is not COSE_Sign1: {exc}") from None
 
 
 def _check_algorithm(header: Mapping[Any, Any], unprotected: Mapping[Any, Any]) -> SigningAlgorithm:

@@ -87,8 +87,8 @@ class ArraySink:
         *,
         limit_octets: int = DEFAULT_LIMIT_OCTETS,
     ) -> None:
-        self.k: Sequence[NDArray[Any]] = k or ()
-        self.v: Sequence[NDArray[Any]] = v or ()
+        self.k: Sequence[NDArray[Any]] = () if k is None else k
+        self.v: Sequence[NDArray[Any]] = () if v is None else v
         self.complete = False
         self._provided = k is not None or v is not None
         self._limit = limit_octets
@@ -155,6 +155,7 @@ class SafetensorsSink:
 
     def begin(self, descriptor: Descriptor, blocks: int) -> None:
         """Make the temporary file. See :meth:`BlockSink.begin`."""
+        self.abandon()
         layout = Layout.of(descriptor)
         tokens = blocks * layout.block_tokens
         specs = {
@@ -271,7 +272,7 @@ def _check_provided(
     shape: tuple[int, int, int],
     tokens: int,
 ) -> None:
-    if not any(shape[1:]) and not arrays:
+    if not any(shape[1:]) and len(arrays) == 0:
         return
     if len(arrays) != layout.layers:
         raise ConfigError(f"{name}: {len(arrays)} arrays were provided for {layout.layers} layers")

@@ -88,7 +88,7 @@ class ArraySource:
         self.ready_at_s = ready_at_s
         layout = Layout.of(descriptor)
         _check_pace(ready_at_s, layout.layers)
-        if not v and not layout.v_octets:
+        if len(v) == 0 and not layout.v_octets:
             v = [np.empty((len(tokens), 0, 0), layout.dtype)] * layout.layers
         for name, side, shape in (("k", k, layout.k_shape), ("v", v, layout.v_shape)):
             if len(side) != layout.layers:

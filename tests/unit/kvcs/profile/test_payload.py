@@ -18,6 +18,7 @@ from kvcs.profile.payload import (
     MAX_DATA_OCTETS,
     Block,
     Component,
+    Header,
     Rejection,
 )
 
@@ -361,3 +362,21 @@ def test_an_empty_section_is_an_object_without_data() -> None:
 def test_a_track_of_another_segment_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match=r"k\.raw\.s0 is not a track of segment 1"):
         BLOCK.check_against(ENTRY, DESCRIPTOR, DataTrack(Component.K, "raw", 0), CODECS)
+
+
+def test_a_header_is_read_unchecked_and_field_by_field() -> None:
+    payload = bytearray(BLOCK.encode())
+    for at, length, _ in FIELDS.values():
+        payload[at : at + length] = bytes([at]) * length
+
+    header = Header.read(payload)
+    expected = [bytes([at]) * length for at, length, _ in FIELDS.values()]
+    for found, octets in zip(header, expected, strict=True):
+        assert found == (octets if isinstance(found, bytes) else int.from_bytes(octets, "big"))
+
+
+def test_a_payload_without_a_whole_header_has_none() -> None:
+    with pytest.raises(BadObject, match="67 octets, expected at least the 68") as caught:
+        Header.read(BLOCK.encode()[:67])
+
+    assert caught.value.reason is Rejection.LENGTH

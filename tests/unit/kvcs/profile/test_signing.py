@@ -27,6 +27,7 @@ from kvcs.profile.signing import (
     ProducerKey,
     SigningAlgorithm,
     key_id,
+    read_unverified,
     sign_manifest,
     trusted_keys,
     verify_manifest,
@@ -37,6 +38,11 @@ EDDSA = ProducerKey.generate()
 ES256 = ProducerKey.generate(SigningAlgorithm.ES256)
 KEYS = pytest.mark.parametrize("key", [EDDSA, ES256], ids=lambda key: key.algorithm.name)
 TRUSTED = {key.kid: key.public_key for key in (EDDSA, ES256)}
+
+
+def named_by_text(value: bytes | str) -> str:
+    """Name a case by its text: octets that hold a random key would name it anew in each run."""
+    return value if isinstance(value, str) else "octets"
 
 
 def signature_of(protected: bytes, text: bytes = TEXT, key: ProducerKey = EDDSA) -> bytes:
@@ -246,6 +252,7 @@ KID = bstr(EDDSA.kid)
             "reserved",
         ),
     ],
+    ids=named_by_text,
 )
 def test_cbor_that_is_not_plain_cose_sign1_is_refused(payload: bytes, says: str) -> None:
     with pytest.raises(BadManifest, match=says):
@@ -429,3 +436,20 @@ def test_missing_key_files_are_named(tmp_path: Path) -> None:
         ProducerKey.from_file(tmp_path / "none.pem")
     with pytest.raises(ConfigError, match=r"none\.pem"):
         trusted_keys([tmp_path / "none.pem"])
+
+
+@KEYS
+def test_what_a_signed_manifest_says_of_itself_can_be_shown_without_a_key(key: ProducerKey) -> None:
+    signed = read_unverified(sign_manifest(TEXT, key))
+
+    assert signed == (key.kid, key.algorithm.name, TEXT)
+
+
+def test_only_bad_manifest_leaves_the_reader_that_believes_nothing() -> None:
+    whole = sign_manifest(TEXT, EDDSA)
+    for cut in range(len(whole)):
+        with pytest.raises(BadManifest):
+            read_unverified(whole[:cut])
+
+    with pytest.raises(BadManifest, match="limit 5"):
+        read_unverified(whole, ManifestLimits(octets=5))

@@ -1,0 +1,77 @@
+"""How long a retrieval waits for what, and how much it holds."""
+
+from dataclasses import dataclass
+
+from kvcs.consumer.assembler import EARLY_OCTETS
+from kvcs.consumer.candidates import Prefixes
+from kvcs.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalSettings:
+    """How long a retrieval waits for what, and how much it holds. Seconds and octets.
+
+    Raises:
+        ConfigError: If a value is out of its range; the message names it.
+    """
+
+    deadline_s: float = 300.0
+    """The whole retrieval, from its start to its last event."""
+
+    connect_timeout_s: float = 10.0
+    """One connection, handshakes included."""
+
+    request_timeout_s: float = 10.0
+    """The answer to one request, and then the first manifest."""
+
+    discovery_timeout_s: float = 10.0
+    """For a publication to appear at all, on one connection."""
+
+    settle_s: float = 0.01
+    """For further announcements and manifests after the first, to have a choice; ten times
+    that for announcements of one group of prefixes, before shorter ones are tried."""
+
+    another_s: float = 1.0
+    """For another publication to appear after one that failed before a layer was ready."""
+
+    stall_timeout_s: float = 30.0
+    """Without an Object or a manifest that is new."""
+
+    prefixes: Prefixes = "longest"
+    """Which prefixes of the prompt are looked for."""
+
+    eager: bool = False
+    """Ask for the ``raw`` tracks of segment 0 together with the manifest: a round trip less to
+    the first layer, and wasted if the publication is refused or offers something else."""
+
+    resubscribe: int = 1
+    """How often a track is subscribed to again that ended before everything came."""
+
+    segments_at_once: int = 32
+    """Segments whose tracks are subscribed to at the same time."""
+
+    workers: int = 2
+    """Threads that examine what is large."""
+
+    large_octets: int = 128 << 10
+    """Payload from which an Object is examined in a thread: less takes less than the way."""
+
+    pending_octets: int = 32 << 20
+    """Payload under examination in threads; at the limit nothing more is read."""
+
+    early_octets: int = EARLY_OCTETS
+    """Payload kept ahead of the manifest; at the limit nothing more is read."""
+
+    max_rejected: int = 1000
+    """Objects that are rejected before the publication is given up."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "deadline_s", "connect_timeout_s", "request_timeout_s", "discovery_timeout_s",
+            "stall_timeout_s", "segments_at_once", "workers", "pending_octets", "max_rejected",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        for name in ("settle_s", "another_s", "resubscribe", "large_octets", "early_octets"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")

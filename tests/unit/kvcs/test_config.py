@@ -1,0 +1,291 @@
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from kvcs.config import (
+    SETTINGS,
+    Address,
+    ConsumerSettings,
+    ProducerSettings,
+    Settings,
+    add_settings,
+    origins_of,
+    settings_from,
+)
+from kvcs.errors import ConfigError
+from kvcs.kvsp.keys import ScopeKey
+
+S = TypeVar("S", bound=Settings)
+RELAY = "moqt://relay.example:4443/"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in an empty folder, so that no kvcs.toml is found by chance."""
+    monkeypatch.chdir(tmp_path)
+
+
+def read(cls: type[S], *flags: str, env: Mapping[str, str] | None = None) -> S:
+    parser = ArgumentParser()
+    add_settings(parser, cls)
+    return settings_from(cls, parser.parse_args(flags), environ=env or {})
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    (tmp_path / "kvcs.toml").write_text(
+        f'connect = ["{RELAY}"]\nttl_s = 1\nidle_timeout_s = 1\nlog_level = "error"\n'
+    )
+    env = {"KVCS_IDLE_TIMEOUT_S": "2", "KVCS_LOG_LEVEL": "debug"}
+
+    settings = read(ProducerSettings, "--log-level", "warning", env=env)
+    assert (settings.ttl_s, settings.idle_timeout_s, settings.log_level) == (1, 2, "warning")
+    parser = ArgumentParser()
+    add_settings(parser, ProducerSettings)
+    args = parser.parse_args(["--log-level", "warning"])
+    assert origins_of(ProducerSettings, args, environ=env) == {
+        "connect": "kvcs.toml",
+        "ttl_s": "kvcs.toml",
+        "idle_timeout_s": "KVCS_IDLE_TIMEOUT_S",
+        "log_level": "--log-level",
+    }
+
+
+def test_a_table_of_the_file_is_for_its_command_alone_and_beats_the_top(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text(
+        f'connect = ["{RELAY}"]\nidle_timeout_s = 5\ndeadline_s = 7\n'
+        "[produce]\nidle_timeout_s = 6\n[consume]\ndeadline_s = 8\n"
+    )
+
+    producer = read(ProducerSettings, "--config", str(file))
+    consumer = read(ConsumerSettings, env={"KVCS_CONFIG": str(file)})
+    assert (producer.idle_timeout_s, consumer.idle_timeout_s) == (6, 5)
+    assert consumer.deadline_s == 8
+
+
+def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: No such file"):
+        read(ConsumerSettings, "--config", str(tmp_path / "missing.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("ttl = 3", r"kvcs\.toml: ttl is not a setting; did you mean ttl_s\?"),
+        ("[produce]\nlissen = 1", r"lissen is not a setting; did you mean listen\?"),
+        ("[produce]\ndeadline_s = 1", "deadline_s is not a setting"),
+        ("[prodce]\nttl_s = 1", r"prodce is not a setting; did you mean produce\?"),
+        ("produce = 1", "produce is not a setting"),
+        ("ttl_s = ", "not TOML"),
+        ("ttl_s = 'x'", r"ttl_s is 'x' \(from kvcs\.toml\), expected a valid number"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "kvcs.toml").write_text(text)
+
+    with pytest.raises(ConfigError, match=complaint):
+        read(ProducerSettings, "--connect", RELAY)
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"KVCS_LISTN": "x"}, r"KVCS_LISTN is not a setting; did you mean KVCS_LISTEN\?"),
+        ({"KVCS_QQQQQQQQ": "x"}, "KVCS_QQQQQQQQ is not a setting$"),
+        ({"KVCS_LISTEN": "x"}, r"listen is 'x' \(from KVCS_LISTEN\), expected HOST:PORT"),
+        ({"KVCS_STORE_OCTETS": "much"}, r"'much' \(from KVCS_STORE_OCTETS\), expected octets"),
+        ({"KVCS_LOG_FORMAT": "xml"}, r"log_format is 'xml' .*expected 'auto', 'text' or 'json'"),
+        ({"KVCS_DETERMINISTIC": "maybe"}, "deterministic is 'maybe'"),
+    ],
+)
+def test_what_is_wrong_in_the_environment_is_named(env: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read(ProducerSettings, "--connect", RELAY, env=env)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--listen", "host"], r"listen is 'host' \(from --listen\), expected HOST:PORT"),
+        (["--listen", "host:99999"], "port of 0 to 65535"),
+        (["--manifest-every", "9"], r"manifest_every is '9' .*less than or equal to 8"),
+        (["--max-datagram-octets", "100"], "greater than or equal to 1200"),
+        (["--connect", "https://relay"], "expected moqt://HOST:PORT/PATH instead of 'https"),
+        (["--stream-window", "32MiB"], "stream_window is 33554432, expected at most"),
+        (["--listen", ":1"], "certificate_file is not set, expected a PEM file"),
+        (["--listen", ":1", "--certificate-file", "x"], "key_file is not set"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_that_says_what_was_found_and_expected(
+    flags: list[str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        read(ProducerSettings, "--connect", RELAY, *flags)
+    assert "\n" not in str(refused.value)
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"ttl_s is .*; drain_s is "):
+        read(ProducerSettings, "--connect", RELAY, "--ttl-s", "0", "--drain-s", "-1")
+
+
+def test_what_must_be_set_is_named_with_its_flag_and_its_variable() -> None:
+    with pytest.raises(ConfigError, match=r"connect is not set \(--connect or KVCS_CONNECT\)"):
+        read(ConsumerSettings)
+    with pytest.raises(ConfigError, match="neither listen nor connect"):
+        read(ProducerSettings)
+
+
+def test_variables_that_platforms_put_there_are_no_settings() -> None:
+    env = {
+        "KVCS_PORT": "udp://10.0.0.1:4443",
+        "KVCS_SERVICE_HOST": "10.0.0.1",
+        "KVCS_PORT_4443_UDP_ADDR": "10.0.0.1",
+        "KVCS_RELAY_SERVICE_PORT": "4443",
+        "KVCS_MODEL_DIR": "models",
+        "KVCS_PYTHON": "python3.12",
+        "OTHER": "x",
+    }
+
+    assert read(ProducerSettings, "--connect", RELAY, env=env).connect == (RELAY,)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:4443", ("127.0.0.1", 4443)),
+        ("[::1]:0", ("::1", 0)),
+        (":4443", ("::", 4443)),
+        ("relay.example:1", ("relay.example", 1)),
+    ],
+)
+def test_addresses_are_read(text: str, address: tuple[str, int]) -> None:
+    settings = read(
+        ProducerSettings, "--listen", text, "--certificate-file", "c", "--key-file", "k"
+    )
+
+    assert settings.listen == Address(*address)
+
+
+@pytest.mark.parametrize(
+    ("text", "octets"),
+    [
+        ("1048576", 1 << 20),
+        ("512MiB", 512 << 20),
+        ("4 GB", 4 * 10**9),
+        ("2gi", 2 << 30),
+        ("1k", 1000),
+    ],
+)
+def test_octets_have_units(text: str, octets: int) -> None:
+    settings = read(ProducerSettings, "--connect", RELAY, "--store-octets", text)
+
+    assert settings.store_octets == octets
+
+
+def test_a_list_is_repeated_as_a_flag_and_separated_by_commas_elsewhere() -> None:
+    other = "moqt://other.example:1"
+
+    for settings in (
+        read(ProducerSettings, "--connect", RELAY, "--connect", other),
+        read(ProducerSettings, "--connect", f"{RELAY},{other}"),
+        read(ProducerSettings, env={"KVCS_CONNECT": f"{RELAY}, {other}"}),
+    ):
+        assert settings.connect == (RELAY, other)
+
+
+def test_a_switch_can_be_turned_off_again() -> None:
+    env = {"KVCS_INSECURE_SKIP_VERIFY": "true", "KVCS_CONNECT": RELAY}
+
+    assert read(ConsumerSettings, env=env).insecure_skip_verify
+    assert not read(ConsumerSettings, "--no-insecure-skip-verify", env=env).insecure_skip_verify
+    assert not read(ConsumerSettings, "--connect", RELAY).insecure_skip_verify
+
+
+def test_a_signature_cannot_be_required_of_nobody() -> None:
+    with pytest.raises(ConfigError, match="trust is not set"):
+        read(ConsumerSettings, "--connect", RELAY, "--require-signature")
+
+
+# -- secrets -------------------------------------------------------------------------------------
+
+SECRET = "5e" * 32
+
+
+def test_a_secret_has_no_flag_not_even_by_abbreviation(capsys: pytest.CaptureFixture[str]) -> None:
+    for cls in SETTINGS:
+        with pytest.raises(SystemExit):
+            read(cls, "--connect", RELAY, "--scope-key", SECRET)
+        assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_the_scope_key_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "scope.key"
+    file.write_text(SECRET)
+
+    for settings in (
+        read(ProducerSettings, "--connect", RELAY, env={"KVCS_SCOPE_KEY": SECRET}),
+        read(ProducerSettings, "--connect", RELAY, "--scope-key-file", str(file)),
+    ):
+        assert settings.load_scope_key() == ScopeKey(bytes.fromhex(SECRET))
+        assert SECRET not in repr(settings)
+        assert SECRET not in str(settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "complaint"),
+    [
+        ([], {}, "no scope key: set scope_key_file"),
+        (["--scope-key-file", "x"], {"KVCS_SCOPE_KEY": SECRET}, "both set"),
+        (["--scope-key-file", "x"], {}, "scope key file x: No such file"),
+        ([], {"KVCS_SCOPE_KEY": "5e5e"}, "scope key has 2 octets, at least 32"),
+        ([], {"KVCS_SCOPE_KEY": "secret!"}, "scope_key is not hex"),
+    ],
+)
+def test_a_scope_key_that_cannot_be_used_is_refused_without_showing_it(
+    flags: list[str], env: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        read(ProducerSettings, "--connect", RELAY, *flags, env=env).load_scope_key()
+    assert "5e5e" not in str(refused.value)
+    assert "secret!" not in str(refused.value)
+
+
+def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "kvcs.toml").write_text("scope_key = 123456789")
+
+    with pytest.raises(ConfigError, match="scope_key is a value") as refused:
+        read(ProducerSettings, "--connect", RELAY)
+    assert "123456789" not in str(refused.value)
+
+
+def test_a_producer_key_is_read_from_its_file(tmp_path: Path) -> None:
+    settings = read(ProducerSettings, "--connect", RELAY, "--producer-key-file", "nothing.pem")
+
+    with pytest.raises(ConfigError, match=r"producer key file nothing\.pem"):
+        settings.load_producer_key()
+    assert read(ProducerSettings, "--connect", RELAY).load_producer_key() is None
+
+
+def test_settings_made_in_code_do_not_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCS_TTL_S", "1")
+
+    assert ProducerSettings(connect=(RELAY,)).ttl_s == 3600
+
+
+# -- help ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", SETTINGS)
+def test_every_setting_is_described_and_all_but_secrets_have_a_flag(cls: type[Settings]) -> None:
+    parser = ArgumentParser()
+    add_settings(parser, cls)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+
+    for name, field in cls.model_fields.items():
+        assert field.description, name
+        assert ("--" + name.replace("_", "-") in flags) == (name != "scope_key"), name
+    assert "default: 30.0" in " ".join(parser.format_help().split())

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from kvcs.config import ConsumerSettings, ProducerSettings
+from kvcs.errors import ConfigError
+from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.producer.daemon import ProducerOptions
+from kvcs.producer.publication import Encoding
+from moqt.aio import ClientTls, QuicSettings, ServerTls
+
+RELAY = "moqt://relay.example:4443"
+
+
+def test_settings_by_default_are_those_of_the_library() -> None:
+    settings = ProducerSettings(connect=(RELAY,))
+
+    assert quic_settings(settings) == QuicSettings()
+    assert quic_settings(ConsumerSettings(connect=(RELAY,))) == QuicSettings()
+    assert client_tls(settings) == ClientTls()
+    assert ProducerOptions.of(settings) == ProducerOptions()
+
+
+def test_settings_reach_what_they_are_about() -> None:
+    settings = ProducerSettings(
+        connect=(RELAY,),
+        max_datagram_octets=1452,
+        max_connections=3,
+        idle_timeout_s=7,
+        ca_file=Path("ca.pem"),
+        server_name="relay",
+        insecure_skip_verify=True,
+        encodings=("raw", "kv.raw"),
+        store_octets=1000,
+    )
+
+    quic = quic_settings(settings)
+    assert (quic.max_datagram_octets, quic.max_connections, quic.idle_timeout_s) == (1452, 3, 7)
+    assert client_tls(settings) == ClientTls(Path("ca.pem"), verify=False, server_name="relay")
+    options = ProducerOptions.of(settings)
+    assert options.encodings == (Encoding(), Encoding(joint=True))
+    assert options.store_octets == 1000
+
+
+def test_a_listener_needs_a_certificate_and_its_key() -> None:
+    settings = ProducerSettings(
+        listen="127.0.0.1:0",  # type: ignore[arg-type]  # read as in a file
+        certificate_file=Path("c.pem"),
+        key_file=Path("k.pem"),
+    )
+
+    assert server_tls(settings) == ServerTls(Path("c.pem"), Path("k.pem"))
+    with pytest.raises(ConfigError, match="certificate_file is not set"):
+        server_tls(ProducerSettings(connect=(RELAY,)))
