@@ -1,0 +1,1 @@
+"""Adapters to inference engines, one file each. None of them is imported unless it is used."""

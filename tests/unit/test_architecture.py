@@ -192,6 +192,13 @@ def test_the_floors_in_the_papers_are_those_of_the_test() -> None:
         assert named == set(row) - {"kvcs.__main__"}, f"floor {number}"
 
 
+def test_the_shell_in_the_papers_is_that_of_the_test() -> None:
+    [text] = re.findall(r"^Event loops, sockets.*?\n\n", ARCHITECTURE.read_text(), re.M | re.S)
+
+    named = {name for name in re.findall(r"`([\w.]+)`", text) if within(name, *FACES)}
+    assert named == set(SHELL) - {"kvcs.__main__"}
+
+
 def test_every_file_and_test_that_the_papers_name_exists() -> None:
     named = re.findall(
         r"`((?:moqt|kvcs|tests|scripts)/[\w./-]+)(?:::(\w+))?`", ARCHITECTURE.read_text()

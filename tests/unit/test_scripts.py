@@ -1,0 +1,110 @@
+"""The scripts: what they say when they cannot do their work, and what is cheap to run of them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcs.cli.main import make_parser
+from kvcs.config import ProducerSettings, settings_from
+from moqt.aio.tls import ServerTls, server_configuration
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file())
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a checkout without an environment, as far as setup-env needs one."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup-env", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def stand_in(folder: Path, body: str) -> str:
+    """Make a program that stands in for a Python."""
+    path = folder / "stand-in"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_can_be_executed_and_says_what_it_does(path: Path) -> None:
+    first, second = path.read_text().splitlines()[:2]
+
+    assert os.access(path, os.X_OK)
+    assert first.startswith("#!")
+    assert second.startswith(("# ", '"""'))
+
+
+def test_ci_runs_the_tests_and_nothing_cleverer() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert lines[-1] == "exec ./scripts/test"
+
+
+@pytest.mark.parametrize("name", ["demo", "setup-env", "test"])
+def test_shell_scripts_are_sound(name: str) -> None:
+    assert run("sh", "-n", ROOT / "scripts" / name).returncode == 0
+
+
+def test_an_old_python_is_refused_by_name(checkout: Path) -> None:
+    old = stand_in(checkout, "exit 1")
+
+    done = run(checkout / "scripts" / "setup-env", KVCS_PYTHON=old)
+    assert done.returncode == 1
+    assert done.stderr == f"setup-env: KVCS_PYTHON is {old}, expected a Python of 3.11 or later\n"
+
+
+def test_a_python_that_cannot_make_environments_says_which_package_can(checkout: Path) -> None:
+    bare = stand_in(
+        checkout, f'case "$*" in *ensurepip*) exit 1;; esac\nexec {sys.executable} "$@"'
+    )
+
+    done = run(checkout / "scripts" / "setup-env", KVCS_PYTHON=bare)
+    assert done.returncode == 1
+    assert "apt-get install python3-venv" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_setup_env_knows_two_kinds(checkout: Path) -> None:
+    done = run(checkout / "scripts" / "setup-env", "nonsense")
+
+    assert (done.returncode, done.stderr) == (2, "setup-env: nonsense is not one of run, dev\n")
+
+
+def test_the_test_script_explains_itself() -> None:
+    done = run(ROOT / "scripts" / "test", "--help")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("Everything that CI checks")
+    assert "--quick" in done.stdout
+
+
+def test_made_certificates_are_taken_by_a_listener(tmp_path: Path) -> None:
+    done = run(sys.executable, ROOT / "scripts" / "make-certs", tmp_path, "--name", "::1")
+
+    assert done.returncode == 0, done.stderr
+    flags = done.stdout.splitlines()[0].split()
+    args = make_parser().parse_args(["produce", "--listen", ":0", *flags])
+    settings = settings_from(ProducerSettings, args, environ={})
+    assert settings.certificate_file is not None
+    assert settings.key_file is not None
+    server_configuration(ServerTls(settings.certificate_file, settings.key_file), ["moqt-22"])
