@@ -38,7 +38,14 @@ ENV_PREFIX = "KVCS_"
 DEFAULT_FILE = "kvcs.toml"
 #: Variables of ours that are not settings: of this module, the connectors, scripts and tests.
 _OTHER_VARIABLES = frozenset(
-    {"KVCS_CONFIG", "KVCS_MODEL_DIR", "KVCS_PYTHON", "KVCS_SETUP_LOCKED", "KVCS_PEER_PYTHON"}
+    {
+        "KVCS_BENCH_BASELINE",
+        "KVCS_CONFIG",
+        "KVCS_MODEL_DIR",
+        "KVCS_PEER_PYTHON",
+        "KVCS_PYTHON",
+        "KVCS_SETUP_LOCKED",
+    }
 )
 #: What container platforms put into every environment for a service named kvcs.
 _PLATFORM_VARIABLE = re.compile(r"KVCS_(.+_)?(PORT(_\d+.*|_.+)?|SERVICE_(HOST|PORT)(_.+)?)")

@@ -39,6 +39,7 @@ from moqt.session.events import (
     Event,
     FetchReceived,
     GoawayReceived,
+    ObjectReceived,
     PeerRequestEnded,
     PublishNamespaceReceived,
     RequestId,
@@ -53,6 +54,10 @@ from moqt.session.events import (
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter
 
 log = structlog.get_logger("moqt")
+
+#: How long an orderly end that the session decides by itself, after GOAWAY, waits for what was
+#: sent to be acknowledged.
+GOAWAY_DRAIN_S = 5.0
 A = TypeVar("A", bound=Route)
 
 
@@ -147,11 +152,11 @@ class MoqtConnection:
         self._routes: dict[RequestId, Route] = {}
         self._established: asyncio.Future[None] = self._loop.create_future()
         self._over = asyncio.Event()
+        self._leave = asyncio.Event()
         self._flushed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._drain_s = 0.0
-        self._debug = False
+        self._drain_s: float | None = None
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -187,6 +192,10 @@ class MoqtConnection:
         """Return when the connection is gone."""
         await self._over.wait()
 
+    async def wait_going_away(self) -> None:
+        """Return when the peer has sent GOAWAY (see ``going_away``), or the connection is gone."""
+        await self._leave.wait()
+
     async def close(
         self,
         code: SessionErrorCode | int = SessionErrorCode.NO_ERROR,
@@ -200,16 +209,21 @@ class MoqtConnection:
         flow control credit, are given up at the deadline.
         """
         deadline = self._loop.time() + drain_s
+        self.wake()
         while self.closed is None and self.session.has_data_waiting:
             left = deadline - self._loop.time()
             if left <= 0 or not await self._wait_flushed(left):
                 break
-        self._drain_s = max(0.0, deadline - self._loop.time())
+        left = max(0.0, deadline - self._loop.time())
+        if self.closed is None:
+            self._drain_s = left
         self.session.close(code, reason)
         self.wake()
         try:
-            async with asyncio.timeout(self._drain_s + 1.0):
+            async with asyncio.timeout(left + 1.0):
                 await self._over.wait()
+                # A client's socket is open until then; an event loop may end when we return.
+                await self._transport.wait_closed()
         except TimeoutError:
             self._transport.abandon()
 
@@ -314,18 +328,16 @@ class MoqtConnection:
             async with asyncio.timeout(timeout_s):
                 await route.answered
         except TimeoutError:
-            self.cancel(request_id)
+            route.cancel()
             raise TimeoutError(f"{route.what} was not answered within {timeout_s} s") from None
         except BaseException:
-            self.cancel(request_id)
+            route.cancel()
             raise
         return route
 
-    def cancel(self, request_id: RequestId) -> None:
-        """Give up a request of ours. Its iteration ends."""
-        route = self._routes.pop(request_id, None)
-        if route is not None:
-            route.cancelled()
+    def forget(self, request_id: RequestId) -> None:
+        """Give up a request of ours (called by its route; applications call ``cancel`` there)."""
+        self._routes.pop(request_id, None)
         self.session.cancel(request_id)
         self.wake()
 
@@ -362,11 +374,14 @@ class MoqtConnection:
         code = lost.code if lost.application else SessionErrorCode.INTERNAL_ERROR
         reason = lost.reason if lost.application else f"connection lost: {lost.reason or lost.code}"
         self.session.receive_connection_lost(code, reason, by_peer=lost.by_peer)
-        self._dispatch()
         if self._timer is not None:
             self._timer.cancel()
-        self._over.set()
-        self._tell_flushed()
+        try:
+            self._dispatch()
+        finally:  # whatever a handler does, nobody may wait for this connection for ever
+            self._over.set()
+            self._leave.set()
+            self._tell_flushed()
 
     def flush(self) -> None:
         """Carry out what the session wants and tell its events, until it has no more of either.
@@ -397,7 +412,10 @@ class MoqtConnection:
             case StopSending(stream_id, stream_code):
                 transport.stop_sending(stream_id, stream_code)
             case CloseSession(code, reason):
-                transport.close(code, reason, drain_s=self._drain_s)
+                drain_s = self._drain_s
+                if drain_s is None:
+                    drain_s = GOAWAY_DRAIN_S if code == SessionErrorCode.NO_ERROR else 0.0
+                transport.close(code, reason, drain_s=drain_s)
 
     def _dispatch(self) -> bool:
         """Hand out the session's events; return whether there were any."""
@@ -407,7 +425,7 @@ class MoqtConnection:
             route = self._routes.get(request_id) if request_id is not None else None
             if route is not None:
                 if route.handle(event):
-                    del self._routes[route.request_id]
+                    self._routes.pop(route.request_id, None)
             else:
                 self._handle(event)
         return bool(events)
@@ -433,12 +451,15 @@ class MoqtConnection:
                 handler.connection_made(self)
             case GoawayReceived(request_id=None):
                 self.going_away = event
+                self._leave.set()
                 log.info("peer goes away", peer=self.peer_address, uri=event.new_session_uri)
             case StreamDiscarded(stream_id=stream_id, reason=reason):
                 log.warning("stream discarded", peer=self.peer_address, stream=stream_id,
                             reason=reason)  # fmt: skip
             case SessionTerminated():
                 self._terminated(event)
+            case ObjectReceived():
+                self.session.consumed(event)  # its request was cancelled since
             case _:
                 pass  # the last words of a request that was cancelled here
 

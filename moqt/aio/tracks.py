@@ -2,7 +2,8 @@
 
 Each is an asynchronous iterator over its events. What has not been iterated over counts against
 the receive windows, so an application that stops reading stops its publisher, and memory stays
-bounded.
+bounded. Who wants no more says so with ``cancel()``: leaving the loop is not enough, for the
+windows of the connection are shared.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from moqt.codepoints import PublishDoneCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed, UsageError
 from moqt.location import Location
 from moqt.session.events import (
@@ -46,6 +48,10 @@ NamespaceEvent = NamespaceAppeared | NamespaceGone
 Sink = Callable[[TrackEvent], None]
 E = TypeVar("E", bound=Event)
 
+#: Events of one request that wait to be iterated over. Small ones take next to nothing of the
+#: receive windows, so they are counted besides: one more gives the request up, TOO_FAR_BEHIND.
+MAX_WAITING_EVENTS = 262_144
+
 
 class Route:
     """Where the events of one request go. Not for applications."""
@@ -72,12 +78,9 @@ class Route:
         """The session ended: nothing more will come."""
         self._fail(closed)
 
-    def cancelled(self) -> None:
-        """The application gave the request up."""
-
     def cancel(self) -> None:
-        """Give the request up; iteration ends."""
-        self._connection.cancel(self.request_id)
+        """Give the request up. Nothing happens if it is over."""
+        self._connection.forget(self.request_id)
 
     def _accept(self) -> None:
         if not self.answered.done():
@@ -97,6 +100,7 @@ class EventStream(Route, Generic[E]):
         self._queue: deque[E] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._finished = False
+        self._released = False  # what waits has left the receive windows already
         self._error: MoqtError | None = None
 
     def __aiter__(self) -> AsyncIterator[E]:
@@ -121,22 +125,41 @@ class EventStream(Route, Generic[E]):
             finally:
                 self._waiter = None
         event = self._queue.popleft()
-        if isinstance(event, ObjectReceived):
+        if isinstance(event, ObjectReceived) and not self._released:
             self._connection.session.consumed(event)
             self._connection.wake()
         return event
 
-    def cancelled(self) -> None:
-        """Nothing that waits is handed out any more."""
-        while self._queue:
-            event = self._queue.popleft()
-            if isinstance(event, ObjectReceived):
-                self._connection.session.consumed(event)
+    def cancel(self) -> None:
+        """Give the request up; what waits is dropped, and iteration ends."""
+        self._release()
+        self._queue.clear()
         self._finish()
+        super().cancel()
 
     def _put(self, event: E) -> None:
-        self._queue.append(event)
-        self._notify()
+        if len(self._queue) < MAX_WAITING_EVENTS:
+            self._queue.append(event)
+            self._notify()
+            return
+        self._fall_behind(f"{MAX_WAITING_EVENTS} events wait")
+        self._release()
+        if isinstance(event, ObjectReceived):
+            self._connection.session.consumed(event)
+        self._finish()
+        super().cancel()
+
+    def _fall_behind(self, reason: str) -> None:
+        """Note in ``ended`` that the request was given up because nobody iterates."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Take what waits out of the receive windows; it is bounded by its own limits."""
+        if not self._released:
+            self._released = True
+            for event in self._queue:
+                if isinstance(event, ObjectReceived):
+                    self._connection.session.consumed(event)
 
     def _finish(self) -> None:
         self._finished = True
@@ -232,10 +255,20 @@ class Subscription(_ObjectStream):
                 self._answer(update_id, None, RequestRejected(code, reason, None))
             case SubscriptionEnded():
                 self.ended = event
-                self._fail_updates(UsageError("the subscription ended"))
+                if event.code == PublishDoneCode.TOO_FAR_BEHIND and not event.by_peer:
+                    self._release()  # lest the other requests stand still until it is read
                 self._finish()
                 return True
         return False
+
+    def _fall_behind(self, reason: str) -> None:
+        self.ended = SubscriptionEnded(
+            request_id=self.request_id,
+            code=PublishDoneCode.TOO_FAR_BEHIND,
+            reason=reason,
+            complete=False,
+            by_peer=False,
+        )
 
     def _answer(
         self, update_id: RequestId, accepted: UpdateAccepted | None, error: MoqtError | None
@@ -260,6 +293,7 @@ class Subscription(_ObjectStream):
 
     def _finish(self) -> None:
         super()._finish()
+        self._fail_updates(UsageError("the subscription ended"))
         self.finished.set()
 
 
@@ -297,6 +331,11 @@ class Fetch(_ObjectStream):
                 self._finish()
                 return True
         return False
+
+    def _fall_behind(self, reason: str) -> None:
+        self.ended = FetchEnded(
+            request_id=self.request_id, complete=False, code=StreamErrorCode.TOO_FAR_BEHIND
+        )
 
     def _fail(self, error: MoqtError) -> None:
         super()._fail(error)
@@ -342,6 +381,11 @@ class NamespaceSubscription(EventStream[NamespaceEvent]):
                 return True
         return False
 
+    def _fall_behind(self, reason: str) -> None:
+        self.ended = NamespacesEnded(
+            request_id=self.request_id, code=StreamErrorCode.TOO_FAR_BEHIND, by_peer=False
+        )
+
 
 class NamespacePublication(Route):
     """An accepted PUBLISH_NAMESPACE."""
@@ -355,7 +399,7 @@ class NamespacePublication(Route):
 
     def withdraw(self) -> None:
         """Tell the peer that there are no such Tracks any more."""
-        self._connection.cancel(self.request_id)
+        self.cancel()
 
     def _handle(self, event: Event) -> bool:
         match event:

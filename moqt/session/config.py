@@ -75,4 +75,6 @@ class SessionConfig:
     """How long the application may take to answer a request; then TIMEOUT is sent."""
 
     done_timeout_s: float = 10.0
-    """How long streams may come after PUBLISH_DONE; then the subscription ends incomplete."""
+    """How long nothing may come of the streams that are due after PUBLISH_DONE; then the
+    subscription ends incomplete. So does a FETCH whose request stream ended so long ago, if its
+    data stream has not shown itself: a reset can take the head of a stream with it."""

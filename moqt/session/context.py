@@ -1,4 +1,4 @@
-"""What the parts of one session share: its outbox, its timers, its settings.
+"""What the parts of one session share: its outbox, its timers, its settings, its tables.
 
 The parts know each other only through this; :mod:`moqt.session.core` puts them together.
 """
@@ -17,7 +17,9 @@ from moqt.session.commands import (
 )
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import Event, RequestId
+from moqt.session.sendqueue import OpenStreams
 from moqt.session.streams import StreamIds
+from moqt.session.tokens import TokenCache
 from moqt.wire.framing import encode_message
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.setup import Setup
@@ -71,11 +73,21 @@ class Context:
     peer_setup: Setup | None = None
     """The peer's SETUP, once it has come."""
 
+    tokens: TokenCache = field(init=False)
+    """Tokens that the peer registered."""
+
+    open_streams: OpenStreams = field(init=False)
+    """The data streams that we send on."""
+
     ended: list[RequestId] = field(default_factory=list)
     """Requests that are over, for the session to forget."""
 
     wake: Callable[[], None] | None = None
     """Tells the shell that a shared Track has something to send, without a word from the wire."""
+
+    def __post_init__(self) -> None:
+        self.tokens = TokenCache(self.config.max_auth_token_cache_octets)
+        self.open_streams = OpenStreams(self.config.max_data_streams)
 
     def emit(self, event: Event) -> None:
         """Tell the application."""

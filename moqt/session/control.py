@@ -9,7 +9,7 @@ from moqt.session.commands import StreamId
 from moqt.session.config import Role
 from moqt.session.context import Context
 from moqt.session.events import GoawayReceived, SessionEstablished
-from moqt.session.tokens import TokenCache, UnknownTokenAlias
+from moqt.session.tokens import UnknownTokenAlias
 from moqt.wire.framing import MessageBuffer
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.setup import Goaway, Setup
@@ -22,11 +22,10 @@ GOAWAY_TIMER = "goaway"
 class ControlStreams:
     """Ours and the peer's."""
 
-    def __init__(self, context: Context, tokens: TokenCache) -> None:
+    def __init__(self, context: Context) -> None:
         self.goaway_sent = False
         self.goaway_received = False
         self._context = context
-        self._tokens = tokens
         self._own: StreamId | None = None
         self._peer: StreamId | None = None
         self._buffer = MessageBuffer()
@@ -103,7 +102,7 @@ class ControlStreams:
         ):
             raise ProtocolError("a token alias is used in the client's SETUP")
         try:
-            self._tokens.resolve(setup.tokens, in_setup=True)
+            context.tokens.resolve(setup.tokens, in_setup=True)
         except UnknownTokenAlias as exc:
             raise ProtocolError(str(exc)) from None
         context.peer_setup = setup

@@ -5,6 +5,7 @@ them an octet, a verb or a timer goes to, and that one broken rule closes the se
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 from moqt.codepoints import (
@@ -14,6 +15,7 @@ from moqt.codepoints import (
     RequestErrorCode,
     SessionErrorCode,
     StreamErrorCode,
+    known,
 )
 from moqt.codepoints import ParameterType as P
 from moqt.errors import ProtocolError, UsageError
@@ -43,12 +45,18 @@ from moqt.session.events import (
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
 from moqt.session.localtrack import LocalTrack
-from moqt.session.publishing import FetchFlow
-from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, RequestStream, overlaps
-from moqt.session.sendqueue import Credit, Flow, SendQueue, Source
+from moqt.session.requests import (
+    OwnRequest,
+    PeerRequest,
+    RequestIds,
+    RequestStream,
+    overlaps,
+    shortened,
+)
+from moqt.session.sendqueue import Credit, Flow, SendQueue
 from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
 from moqt.session.subscription import OwnSubscription, PeerSubscription
-from moqt.session.tokens import TokenCache, UnknownTokenAlias
+from moqt.session.tokens import UnknownTokenAlias
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter, filter_defect
 from moqt.wire.framing import REQUESTS, MessageBuffer
 from moqt.wire.messages.base import Message
@@ -60,6 +68,9 @@ from moqt.wire.messages.subscribe import Subscribe, TrackStatus
 from moqt.wire.parameters import Parameters
 
 R = TypeVar("R", bound=RequestStream)
+
+#: STOP_SENDINGs remembered that came ahead of the request they cancel.
+_EARLY_STOPS = 256
 
 
 class _TimerTarget(Protocol):
@@ -104,15 +115,15 @@ class Session:
         self._context = Context(role, self.config, StreamIds(role), wake=wake)
         self._terminated: SessionTerminated | None = None
         self._ids = RequestIds(role)
-        self._tokens = TokenCache(self.config.max_auth_token_cache_octets)
-        self._control = ControlStreams(self._context, self._tokens)
+        self._control = ControlStreams(self._context)
         self._delivery = Delivery(self._context, self._control_received)
         self._queue = SendQueue()
         self._next_alias = 1
         self._requests: dict[RequestId, RequestStream] = {}
         self._by_stream: dict[StreamId, RequestStream] = {}
         self._opening: dict[StreamId, tuple[MessageBuffer, bool]] = {}
-        self._sending: dict[StreamId, tuple[Source, Flow]] = {}
+        self._discarded: set[StreamId] = set()  # requests that were not even looked at
+        self._early_stops: dict[StreamId, int] = {}
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -171,12 +182,15 @@ class Session:
                 SessionErrorCode.PROTOCOL_VIOLATION, "control stream reset", by_peer=False
             )
         elif is_unidirectional(stream_id):
-            self._delivery.reset(stream_id, code)
+            with self._closing_on_violation():
+                self._delivery.reset(stream_id, code)
         elif (request := self._by_stream.get(stream_id)) is not None:
-            request.reset_received(code)
+            with self._closing_on_violation():
+                request.reset_received(code)
             self._forget_stream(request)
         else:
             self._opening.pop(stream_id, None)
+            self._discarded.discard(stream_id)
 
     def receive_stop_sending(self, stream_id: StreamId, code: int) -> None:
         """The peer wants no more of a stream. The transport has reset it already."""
@@ -187,31 +201,37 @@ class Session:
                 SessionErrorCode.PROTOCOL_VIOLATION, "control stream stopped", by_peer=False
             )
         elif is_unidirectional(stream_id):
-            sending = self._sending.pop(stream_id, None)
-            if sending is not None:
-                sending[0].stream_stopped(sending[1])
+            if (sending := self._context.open_streams.ended(stream_id)) is not None:
+                source, flow = sending
+                source.stream_stopped(flow)
         elif (request := self._by_stream.get(stream_id)) is not None:
-            request.stop_received(code)
+            with self._closing_on_violation():
+                request.stop_received(code)
             self._forget_stream(request)
+        elif not is_opened_by(stream_id, self.role):
+            # Perhaps of a request that is still on its way: packets overtake each other.
+            self._early_stops[stream_id] = code
+            if len(self._early_stops) > _EARLY_STOPS:
+                del self._early_stops[next(iter(self._early_stops))]
 
     def receive_datagram(self, data: bytes) -> None:
         """Take one QUIC DATAGRAM."""
         if self._terminated is not None:
             return
-        try:
+        with self._closing_on_violation():
             self._delivery.datagram(data)
-        except ProtocolError as exc:
-            self._terminate(exc.code, str(exc), by_peer=False)
 
     def receive_connection_lost(self, code: int, reason: str, *, by_peer: bool) -> None:
         """The connection is gone: everything ends."""
-        self._terminate(code, reason, by_peer=by_peer, close=False)
+        self._terminate(known(SessionErrorCode, code), reason, by_peer=by_peer, close=False)
 
     def handle_timer(self, now: float) -> None:
         """Do what is due at ``now`` (seconds of any steady clock). Call it before each drain."""
         if self._terminated is not None:
             return
         for key in self._context.timers.expired(now):
+            if self._terminated is not None:
+                return
             if key == SETUP_TIMER:
                 self._terminate(
                     SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time", by_peer=False
@@ -236,13 +256,14 @@ class Session:
         yield from self._take_commands()
         quantum = self.config.write_quantum
         next_uni = self._context.stream_ids.next_uni
+        open_streams = self._context.open_streams
 
         def admit(flow: Flow) -> bool:
             if budget <= 0:
                 return False
             if flow.stream_id is not None:
                 return credit.stream(flow.stream_id) > 0
-            return credit.stream(next_uni()) > 0 and self._may_open(flow)
+            return open_streams.may_open(flow, next_uni(), credit)
 
         while self._terminated is None and (turn := self._queue.next(admit)) is not None:
             source, flow = turn
@@ -250,9 +271,9 @@ class Session:
             pieces, octets = flow.pull(min(budget, quantum, credit.stream(stream_id)))
             budget -= max(octets, 1)
             if flow.finished:
-                self._sending.pop(stream_id, None)
+                open_streams.ended(stream_id)
             else:
-                self._sending[stream_id] = source, flow
+                open_streams.opened(stream_id, source, flow)
             yield from self._take_commands()
             yield from pieces
         yield from self._take_commands()
@@ -261,7 +282,8 @@ class Session:
         """Return, and forget, what happened since the last call."""
         context = self._context
         for request_id in context.ended:
-            self._requests.pop(request_id, None)
+            if (request := self._requests.pop(request_id, None)) is not None:
+                self._forget_stream(request)
         context.ended.clear()
         if self._control.goaway_received and not self._requests:
             self._terminate(SessionErrorCode.NO_ERROR, "going away", by_peer=False)
@@ -269,7 +291,12 @@ class Session:
         return events
 
     def consumed(self, event: ObjectReceived) -> None:
-        """The application took an Object: the receive windows may move on by its octets."""
+        """The application took an Object: the receive windows may move on by its octets.
+
+        Once for each Object, also when its request is over by then.
+        """
+        if self._terminated is not None:
+            return
         request = self._requests.get(event.request_id)
         owner = request if isinstance(request, OwnSubscription | OwnFetch) else None
         self._delivery.consumed(event, owner)
@@ -402,10 +429,10 @@ class Session:
 
         For a request of the peer: revoke it. Nothing happens if it is over already.
         """
-        request = self._requests.get(request_id)
-        if isinstance(request, OwnRequest) and not request.over:
+        request = self._find(request_id, RequestStream)
+        if isinstance(request, OwnRequest):
             request.cancel()
-        elif isinstance(request, PeerRequest) and not request.over:
+        elif isinstance(request, PeerRequest):
             request.stopped_by_peer()
             request.abort(StreamErrorCode.CANCELLED)
 
@@ -422,7 +449,10 @@ class Session:
         return request is not None
 
     def accept_fetch(self, request_id: RequestId, track: LocalTrack) -> bool:
-        """Serve a FETCH from ``track``; a range that holds nothing is refused INVALID_RANGE."""
+        """Serve a FETCH from ``track``.
+
+        A range that holds nothing is refused INVALID_RANGE, and PeerRequestEnded follows.
+        """
         request = self._unanswered(request_id, PeerFetch)
         if request is not None:
             request.accept(track)
@@ -443,7 +473,10 @@ class Session:
         return request is not None
 
     def accept_namespaces(self, request_id: RequestId, directory: NamespaceDirectory) -> bool:
-        """Serve a SUBSCRIBE_NAMESPACE from ``directory``."""
+        """Serve a SUBSCRIBE_NAMESPACE from ``directory``.
+
+        Too many matches are refused NAMESPACE_TOO_LARGE, and PeerRequestEnded follows.
+        """
         request = self._unanswered(request_id, PeerNamespaceSubscription)
         if request is not None:
             request.accept(directory)
@@ -467,7 +500,7 @@ class Session:
         """
         request = self._unanswered(request_id, PeerRequest)
         if request is not None:
-            request.reject(code, shortened(reason), retry_ms=retry_ms)
+            request.reject(code, reason, retry_ms=retry_ms)
         return request is not None
 
     def end_subscription(
@@ -476,7 +509,7 @@ class Session:
         """End a subscription that we serve although its Track goes on."""
         request = self._find(request_id, PeerSubscription)
         if request is not None and request.answered:
-            request.end(code, shortened(reason))
+            request.end(code, reason)
             return True
         return False
 
@@ -538,6 +571,8 @@ class Session:
         request.send(message)
 
     def _find(self, request_id: RequestId, kind: type[R]) -> R | None:
+        if self._terminated is not None:
+            return None
         request = self._requests.get(request_id)
         return request if isinstance(request, kind) and not request.over else None
 
@@ -564,15 +599,29 @@ class Session:
             return
         if is_opened_by(stream_id, self.role):
             return  # a request of ours that is over
+        if stream_id in self._discarded:
+            if fin:
+                self._discarded.remove(stream_id)
+            return
         buffer, _ = self._opening.get(stream_id, (MessageBuffer(), False))
         buffer.feed(data)
         self._opening[stream_id] = buffer, fin
         if self._context.peer_setup is not None:
             self._open_peer_request(stream_id)
-        elif len(self._opening) > self.config.max_parked_streams:
+        elif self._too_much_waits():
             del self._opening[stream_id]
-            self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+            if not fin:
+                self._discarded.add(stream_id)
+                self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
             self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+
+    def _too_much_waits(self) -> bool:
+        """Whether the requests that came ahead of SETUP pass a limit."""
+        waiting, config = self._opening, self.config
+        return (
+            len(waiting) > config.max_parked_streams
+            or sum(buffer.pending for buffer, _ in waiting.values()) > config.max_parked_octets
+        )
 
     def _open_peer_request(self, stream_id: StreamId) -> None:
         buffer, fin = self._opening[stream_id]
@@ -588,6 +637,8 @@ class Session:
             raise ProtocolError(f"{message.type.name} opens a request stream")
         request = self._peer_request(stream_id, message)
         request.continue_with(buffer)
+        if (stopped := self._early_stops.pop(stream_id, None)) is not None:
+            request.stop_received(stopped)
         request.receive(b"", fin)
         self._forget_stream(request)
 
@@ -640,13 +691,14 @@ class Session:
     ) -> tuple[RequestErrorCode, str] | None:
         """Say why a request is refused before the application hears of it."""
         try:
-            self._tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
+            self._context.tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
         except UnknownTokenAlias as exc:
             return RequestErrorCode.MALFORMED_AUTH_TOKEN, str(exc)
         if self._control.goaway_sent:
             return RequestErrorCode.GOING_AWAY, ""
-        if len(self._requests) > self.config.max_requests:
-            return RequestErrorCode.EXCESSIVE_LOAD, f"{self.config.max_requests} requests are open"
+        limit = self.config.max_requests
+        if sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values()) > limit:
+            return RequestErrorCode.EXCESSIVE_LOAD, f"{limit} requests are open"
         if isinstance(message, Publish | SubscribeTracks):
             return RequestErrorCode.NOT_SUPPORTED, f"{message.type.name} is not served"
         defect = filter_defect(parameters, self.config.max_filter_ranges)
@@ -686,25 +738,25 @@ class Session:
                 self._open_peer_request(waiting)
             self._delivery.setup_done()
 
-    def _may_open(self, flow: Flow) -> bool:
-        """Whether one more data stream may be opened: few at a time, urgent ones always."""
-        if len(self._sending) < self.config.max_data_streams or isinstance(flow, FetchFlow):
-            return True
-        return flow.rank() < min(other.rank() for _, other in self._sending.values())
-
     def _take_commands(self) -> list[Command]:
         commands, self._context.commands = self._context.commands, []
         return commands
 
     def _goaway_due(self) -> None:
-        if self._requests:
+        count = sum(not request.over for request in self._requests.values())
+        if count:
             self._terminate(
-                SessionErrorCode.GOAWAY_TIMEOUT,
-                f"{len(self._requests)} requests are open",
-                by_peer=False,
+                SessionErrorCode.GOAWAY_TIMEOUT, f"{count} requests are open", by_peer=False
             )
         else:
             self._terminate(SessionErrorCode.NO_ERROR, "going away", by_peer=False)
+
+    @contextmanager
+    def _closing_on_violation(self) -> Iterator[None]:
+        try:
+            yield
+        except ProtocolError as exc:
+            self._terminate(exc.code, str(exc), by_peer=False)
 
     def _terminate(
         self, code: SessionErrorCode | int, reason: str, *, by_peer: bool, close: bool = True
@@ -728,8 +780,3 @@ class Unserved(PeerRequest):
     def __init__(self, *args: Any, kind: MessageType) -> None:
         super().__init__(*args)
         self.kind = kind
-
-
-def shortened(reason: str, limit: int = 1024) -> str:
-    """Return ``reason``, cut to ``limit`` octets of UTF-8."""
-    return reason.encode()[:limit].decode(errors="ignore")

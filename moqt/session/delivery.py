@@ -5,7 +5,7 @@ when it was only a header, when the Object it belongs to was taken by the applic
 is thrown away. So what an application does not read stops the peer, and nothing leaks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from moqt.codepoints import GroupOrder, ObjectStatus, StreamErrorCode, StreamType
@@ -22,14 +22,15 @@ from moqt.session.events import (
 )
 from moqt.session.subscription import AliasDirectory, OwnSubscription
 from moqt.wire.datagram import decode_datagram
-from moqt.wire.fetchstream import FetchHeader, FetchReader, RangeMarker
+from moqt.wire.fetchstream import FetchHeader, FetchObject, FetchReader, RangeMarker
 from moqt.wire.streamtype import classify_uni
-from moqt.wire.subgroup import SubgroupHeader, SubgroupReader
+from moqt.wire.subgroup import SubgroupHeader, SubgroupObject, SubgroupReader
 from moqt.wire.varint import decode_vi64
 
-#: Octets of an unfinished Object from which on they are released as they come: a larger one
-#: might not fit the receive window. Smaller ones are held until the application takes them.
-RELEASE_EARLY_ABOVE = 2 * 1024 * 1024
+#: Octets of unfinished Objects, over all streams, from which on what comes is released at once.
+#: Nobody can take an Object that is not whole, so holding back more could use up a receive window
+#: for good. Only an application that has something to take is waited for.
+RELEASE_EARLY_ABOVE = 512 * 1024
 #: Aliases of ended subscriptions that are remembered, so that late streams are known as such.
 _DEAD_ALIASES = 4096
 
@@ -39,7 +40,14 @@ class FetchOwner(Protocol):
 
     request_id: RequestId
     held: int
+    """Payload octets of events that the application has not taken."""
+
+    waits_for_application: bool
+    """Octets of unfinished Objects are kept in the window because of what it has not taken."""
+
     is_filtered: bool
+    is_moving: bool
+    """Something came on one of its streams since this was last set to False."""
 
     def group_order_of(self, request_id: RequestId) -> GroupOrder:
         """Return the Group Order that the stream is coded in."""
@@ -57,6 +65,9 @@ class FetchOwner(Protocol):
 
     def too_far_behind(self) -> None:
         """The application does not take what comes."""
+
+    def open_streams(self) -> Iterable[StreamId]:
+        """Return the data streams that belong to it and have not ended."""
 
 
 class _Incoming:
@@ -111,7 +122,7 @@ class Delivery(AliasDirectory):
         self._context = context
         self._on_control = on_control
         self._streams: dict[StreamId, _Incoming] = {}
-        self._aliases: dict[int, OwnSubscription] = {}
+        self._aliases: dict[int, list[OwnSubscription]] = {}
         self._dead_aliases: dict[int, None] = {}
         self._fetch_owners: dict[int, FetchOwner] = {}
         self._early: list[_Incoming] = []  # streams ahead of the peer's SETUP, in order
@@ -150,7 +161,7 @@ class Delivery(AliasDirectory):
         datagram = decode_datagram(data)
         if datagram is None:
             return  # padding
-        owner = self._aliases.get(datagram.track_alias)
+        owner = self._owner_of(datagram.track_alias)
         if owner is None:
             return  # an unknown alias, or one that is no longer wanted (MOQT, "Datagrams")
         location = Location(datagram.group_id, datagram.object_id)
@@ -177,11 +188,14 @@ class Delivery(AliasDirectory):
         """The application took an Object: its octets leave the receive window."""
         if event.stream_id is not None:
             self._context.release(event.stream_id, event.octets)
-        if owner is not None:
-            owner.held -= len(event.payload)
-            stream = self._streams.get(event.stream_id) if event.stream_id is not None else None
-            if stream is not None and not owner.held:
-                self._release_early(stream, owner)
+        if owner is None:
+            return
+        owner.held -= len(event.payload)
+        if owner.waits_for_application and not owner.held:
+            owner.waits_for_application = False
+            for stream_id in owner.open_streams():
+                if (stream := self._streams.get(stream_id)) is not None:
+                    self._release_early(stream, owner)
 
     def setup_done(self) -> None:
         """The peer's SETUP is through: look at the streams that came ahead of it."""
@@ -195,13 +209,13 @@ class Delivery(AliasDirectory):
 
     def bind(self, track_alias: int, subscription: OwnSubscription) -> None:
         """Bind a Track Alias to an Established subscription."""
-        known = self._aliases.get(track_alias)
-        if known is not None and known.track != subscription.track:
+        sharing = self._aliases.setdefault(track_alias, [])
+        if sharing and sharing[0].track != subscription.track:
             raise DuplicateTrackAlias(f"Track Alias {track_alias} is in use for another track")
         self._dead_aliases.pop(track_alias, None)
         # With one alias for two subscriptions of a Track nothing says which of them a stream
-        # belongs to; the first keeps receiving, as long as it lives.
-        self._aliases.setdefault(track_alias, subscription)
+        # belongs to: the oldest that lives receives.
+        sharing.append(subscription)
 
     def deliver_parked(self, track_alias: int) -> None:
         """Deliver what streams brought ahead of their alias, in order of arrival."""
@@ -228,12 +242,19 @@ class Delivery(AliasDirectory):
 
     def forget(self, owner: FetchOwner) -> None:
         """``owner`` is over: drop its alias and what is expected for it."""
-        alias = getattr(owner, "track_alias", None)
-        if alias is not None and self._aliases.get(alias) is owner:
-            del self._aliases[alias]
-            self._bury(alias)
+        if isinstance(owner, OwnSubscription) and (alias := owner.track_alias) is not None:
+            sharing = self._aliases.get(alias, [])
+            if owner in sharing:
+                sharing.remove(owner)
+                if not sharing:
+                    del self._aliases[alias]
+                    self._bury(alias)
         for request_id in [k for k, v in self._fetch_owners.items() if v is owner]:
             del self._fetch_owners[request_id]
+
+    def _owner_of(self, track_alias: int) -> OwnSubscription | None:
+        sharing = self._aliases.get(track_alias)
+        return sharing[0] if sharing else None
 
     def _bury(self, track_alias: int) -> None:
         self._dead_aliases[track_alias] = None
@@ -274,7 +295,7 @@ class Delivery(AliasDirectory):
             self._header_incomplete(stream)
             return
         header, size = decoded
-        owner = self._aliases.get(header.track_alias)
+        owner = self._owner_of(header.track_alias)
         if owner is not None:
             owner.stream_opened(stream.stream_id)
             self._bind(stream, _SubgroupSink(self, owner, header, self._limit), size)
@@ -354,18 +375,19 @@ class Delivery(AliasDirectory):
         if spare > 0:
             stream.unreleased -= spare
             self._context.release(stream.stream_id, spare)
+        owner.is_moving = True
         self._release_early(stream, owner)
         limit = self._context.config.max_partial_octets
         if self._partial_octets > limit and stream.buffered:
-            self.give_up(stream, f"{self._partial_octets} octets of unfinished Objects", 0)
+            self.give_up(stream, f"{self._partial_octets} octets of unfinished Objects")
 
-    def give_up(self, stream: _Incoming, reason: str, code: int) -> None:
+    def give_up(self, stream: _Incoming, reason: str) -> None:
         """Stop a stream at one of our limits; its owner sees it as reset."""
         self._context.emit(StreamDiscarded(stream_id=stream.stream_id, reason=reason))
         sink = stream.sink
         self._ignore(stream, StreamErrorCode.EXCESSIVE_LOAD)
         if sink is not None:
-            sink.reset(stream, code or StreamErrorCode.EXCESSIVE_LOAD)
+            sink.reset(stream, StreamErrorCode.EXCESSIVE_LOAD)
 
     def emit(self, event: RangeMarked) -> None:
         """Tell the application of a marker."""
@@ -404,9 +426,13 @@ class Delivery(AliasDirectory):
         return problem is None
 
     def _release_early(self, stream: _Incoming, owner: FetchOwner) -> None:
-        if stream.buffered > RELEASE_EARLY_ABOVE and not owner.held and stream.unreleased:
-            self._context.release(stream.stream_id, stream.unreleased)
-            stream.unreleased = 0
+        if not stream.unreleased or self._partial_octets <= RELEASE_EARLY_ABOVE:
+            return
+        if owner.held:
+            owner.waits_for_application = True
+            return
+        self._context.release(stream.stream_id, stream.unreleased)
+        stream.unreleased = 0
 
     def _count_partial(self, stream: _Incoming, buffered: int) -> None:
         self._partial_octets += buffered - stream.buffered
@@ -468,11 +494,11 @@ class _SubgroupSink(_Sink):
 
     def receive(self, stream: _Incoming, data: bytes, fin: bool) -> None:
         delivery, owner, reader = self._delivery, self._owner, self._reader
+        too_large: ObjectTooLarge | None = None
         try:
-            objects = reader.feed(data)
+            objects: Sequence[SubgroupObject] = reader.feed(data)
         except ObjectTooLarge as exc:
-            delivery.give_up(stream, str(exc), StreamErrorCode.EXCESSIVE_LOAD)
-            return
+            objects, too_large = exc.completed, exc
         available = delivery.available(stream, reader.buffered)
         for obj in objects:
             if self._subgroup_id is None:
@@ -499,8 +525,11 @@ class _SubgroupSink(_Sink):
             )
             if owner.over:
                 return
+        if too_large is not None:
+            delivery.give_up(stream, str(too_large))
+            return
         delivery.settle(stream, owner)
-        if fin:
+        if fin and stream.sink is self:
             reader.finish()
             if self._holds_end and self._last is not None and not owner.is_filtered:
                 end = Location(self._group_id, self._last).next()
@@ -533,11 +562,11 @@ class _FetchSink(_Sink):
 
     def receive(self, stream: _Incoming, data: bytes, fin: bool) -> None:
         delivery, owner, reader = self._delivery, self._owner, self._reader
+        too_large: ObjectTooLarge | None = None
         try:
-            entries = reader.feed(data)
+            entries: Sequence[FetchObject | RangeMarker] = reader.feed(data)
         except ObjectTooLarge as exc:
-            delivery.give_up(stream, str(exc), StreamErrorCode.EXCESSIVE_LOAD)
-            return
+            entries, too_large = exc.completed, exc
         available = delivery.available(stream, reader.buffered)
         for entry in entries:
             if isinstance(entry, RangeMarker):
@@ -572,6 +601,9 @@ class _FetchSink(_Sink):
             )
             if stream.sink is not self:
                 return  # the owner left while it was told
+        if too_large is not None:
+            delivery.give_up(stream, str(too_large))
+            return
         delivery.settle(stream, owner)
         if fin and stream.sink is self:
             reader.finish()

@@ -20,14 +20,13 @@ from moqt.session.events import (
     NamespaceRevoked,
     NamespacesEnded,
     NamespacesSubscribed,
-    PeerRequestEnded,
     RequestId,
 )
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.namespace import Namespace, NamespaceDone
 from moqt.wire.messages.request import RequestError, RequestOk, RequestUpdate
-from moqt.wire.parameters import Parameters
+from moqt.wire.parameters import Parameters, Scope, stray
 
 #: Namespaces told of to one SUBSCRIBE_NAMESPACE; more is answered NAMESPACE_TOO_LARGE.
 MAX_MATCHES = 65_536
@@ -87,12 +86,19 @@ class OwnNamespace(OwnRequest):
         """Take the one answer."""
         match message:
             case RequestOk() if not self.answered:
+                _check_first_answer(message)
                 self.answered = True
                 self._context.emit(NamespacePublished(request_id=self.request_id))
             case RequestError() if not self.answered:
                 self.refused(message)
             case _:
                 raise self.unexpected(message)
+
+    def stop_received(self, code: int) -> None:
+        """After its answer the peer has only this direction left to revoke by."""
+        super().stop_received(code)
+        if self.answered and not self.over:
+            self.cancelled(code)
 
     def cancelled(self, code: int) -> None:
         """The peer does not take it any more, or never did."""
@@ -116,6 +122,12 @@ class PeerNamespace(PeerRequest):
     def update_received(self, update_id: RequestId, message: RequestUpdate) -> None:
         """Only its token could change."""
         self.send(RequestOk(Parameters(), ()))
+
+
+def _check_first_answer(message: RequestOk) -> None:
+    """Refuse parameters that only the answer to an update may carry."""
+    if (misplaced := stray(message.parameters, Scope.NAMESPACE_OK)) is not None:
+        raise ProtocolError(f"{misplaced.name} in the answer to a namespace request")
 
 
 # -- SUBSCRIBE_NAMESPACE -------------------------------------------------------------------------
@@ -142,6 +154,7 @@ class OwnNamespaceSubscription(OwnRequest):
         """The answer must come first; what follows is relative to the prefix."""
         match message:
             case RequestOk() if not self.answered:
+                _check_first_answer(message)
                 self.answered = True
                 self._context.emit(NamespacesSubscribed(request_id=self.request_id))
             case RequestError() if not self.answered:
@@ -158,14 +171,14 @@ class OwnNamespaceSubscription(OwnRequest):
         if not self.answered:
             super().fin_received()
             return
-        self._finish(StreamErrorCode.INTERNAL_ERROR)
+        self._finish(StreamErrorCode.INTERNAL_ERROR, by_peer=True)
 
     def cancelled(self, code: int) -> None:
         """The publisher gave up."""
         if not self.answered:
             super().cancelled(code)
             return
-        self._finish(code)
+        self._finish(code, by_peer=True)
 
     def _whole(self, suffix: TrackNamespace) -> TrackNamespace:
         try:
@@ -176,7 +189,7 @@ class OwnNamespaceSubscription(OwnRequest):
     def _appeared(self, namespace: TrackNamespace) -> None:
         if namespace not in self._present:
             if len(self._present) >= MAX_MATCHES:
-                self._finish(StreamErrorCode.EXCESSIVE_LOAD)
+                self._finish(StreamErrorCode.EXCESSIVE_LOAD, by_peer=False)
                 return
             self._present.add(namespace)
             self._context.emit(NamespaceAppeared(request_id=self.request_id, namespace=namespace))
@@ -187,13 +200,9 @@ class OwnNamespaceSubscription(OwnRequest):
         self._present.remove(namespace)
         self._context.emit(NamespaceGone(request_id=self.request_id, namespace=namespace))
 
-    def _finish(self, code: int) -> None:
+    def _finish(self, code: int, *, by_peer: bool) -> None:
         self._context.emit(
-            NamespacesEnded(
-                request_id=self.request_id,
-                code=code,
-                by_peer=code != StreamErrorCode.EXCESSIVE_LOAD,
-            )
+            NamespacesEnded(request_id=self.request_id, code=code, by_peer=by_peer)
         )
         self.abort(StreamErrorCode.CANCELLED)
 
@@ -222,7 +231,7 @@ class PeerNamespaceSubscription(PeerRequest):
     def accept(self, directory: NamespaceDirectory) -> None:
         """Send REQUEST_OK and every match there is; later ones follow as they come."""
         if len(directory.matching(self.prefix)) > MAX_MATCHES:
-            self.reject(RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {MAX_MATCHES} matches")
+            self.decline(RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {MAX_MATCHES} matches")
             return
         self._directory = directory
         self.send(RequestOk(Parameters(), ()))
@@ -234,13 +243,13 @@ class PeerNamespaceSubscription(PeerRequest):
         """Move the prefix. What was told under the old one and not the new is done with."""
         prefix: TrackNamespace = message.parameters.get(P.TRACK_NAMESPACE_PREFIX, self.prefix)
         if self._overlaps(self, prefix):
-            self.send(
-                RequestError(error_code=RequestErrorCode.PREFIX_OVERLAP, reason=str(prefix)),
-                fin=True,
+            self.refuse_update(RequestErrorCode.PREFIX_OVERLAP, f"{prefix} overlaps another")
+            return
+        assert self._directory is not None, "updates wait until the request is answered"
+        if len(self._directory.matching(prefix)) > MAX_MATCHES:
+            self.refuse_update(
+                RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {MAX_MATCHES} matches"
             )
-            self.stopped_by_peer()
-            self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
-            self.close()
             return
         self.send(RequestOk(Parameters(), ()))
         if prefix != self.prefix:

@@ -305,7 +305,11 @@ PeerRequest = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRequestEnded:
-    """A request of the peer is over: cancelled by it, or served to its end. Nothing to answer."""
+    """A request of the peer is over, and not because the application said so. Nothing to answer.
+
+    It was cancelled by the peer, served to its end, or refused by the session: for want of an
+    answer in time, or because what was accepted could not be served.
+    """
 
     request_id: RequestId
     cancelled: bool

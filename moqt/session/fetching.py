@@ -1,6 +1,6 @@
 """FETCH and TRACK_STATUS, in both roles (MOQT, "Fetch", "TRACK_STATUS")."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moqt.codepoints import (
@@ -63,6 +63,8 @@ class OwnFetch(OwnRequest):
         super().__init__(context, request_id, stream_id)
         self.track = track
         self.held = 0
+        self.waits_for_application = False
+        self.is_moving = False
         self.is_filtered = bool(range_filters(parameters))
         self._directory = directory
         self._order = GroupOrder(parameters.get(P.GROUP_ORDER, GroupOrder.ASCENDING))
@@ -82,8 +84,6 @@ class OwnFetch(OwnRequest):
             case RequestError() if not self.answered:
                 self._stop_data()
                 self.refused(message)
-            case RequestOk() | RequestError():
-                pass  # the answer to an update of ours: only a priority, nothing to tell
             case _:
                 raise self.unexpected(message)
 
@@ -112,6 +112,17 @@ class OwnFetch(OwnRequest):
             )
         )
         self._settle()
+
+    def fin_received(self) -> None:
+        """The publisher has nothing left to say; the Objects come on the data stream."""
+        super().fin_received()
+        if not self.over and self._data_stream is None:
+            self._context.timers.start(self, self._context.config.done_timeout_s)
+
+    def timer_expired(self) -> None:
+        """Give up a data stream that has not shown itself."""
+        if self._data_stream is None:
+            self._end_with(complete=False, code=StreamErrorCode.INTERNAL_ERROR)
 
     def cancelled(self, code: int) -> None:
         """The publisher gave the request up."""
@@ -154,6 +165,10 @@ class OwnFetch(OwnRequest):
 
     def too_far_behind(self) -> None:
         """One stream is bounded by its own window."""
+
+    def open_streams(self) -> Iterable[StreamId]:
+        """Return the data stream, if it is open."""
+        return () if self._data_stream is None else (self._data_stream,)
 
     def _settle(self) -> None:
         if self._data_ended is not None and self._accepted and not self.over:
@@ -205,7 +220,7 @@ class PeerFetch(PeerRequest):
         span = wanted.resolve_fetch(track.largest)
         if span is None or span.end is None:
             asked = wanted.resolve(track.largest).start
-            self.reject(
+            self.decline(
                 RequestErrorCode.INVALID_RANGE,
                 f"nothing from {asked} on: the Largest Object is {track.largest}",
             )
@@ -248,6 +263,9 @@ class PeerFetch(PeerRequest):
         self.has_waiting = flow is not None and flow.has_data()
         if flow is None:
             return None
+        if not self.has_waiting and self._track is not None and self._track.ended is not None:
+            # Only the rest of an Object is waited for here, and that will not come any more.
+            flow.cut(StreamErrorCode.INTERNAL_ERROR)
         if flow.finished:
             self._release()
             self.close()
@@ -286,7 +304,7 @@ def _end_location(track: LocalTrack, span: LocationRange) -> tuple[bool, Locatio
     assert largest is not None, "a track without objects has no range"
     if track.end_of_track and end >= largest:
         final = track.last_object()
-        return True, max(final, span.start) if final is not None else span.start
+        return (True, final) if final is not None and final >= span.start else (False, end)
     # "To the end of a Group" has no Object ID of its own: name the last one there is.
     last = track.last_of(end.group)
     return False, min(end, last) if last is not None and last >= span.start else end

@@ -8,7 +8,6 @@ look for themselves.
 What is never changed here: an Object that was published, the end of a Group, the end of the Track.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -155,8 +154,9 @@ class LocalSubgroup:
         """Add octets to an Object that was begun.
 
         Raises:
-            UsageError: If that is more than the length it was begun with.
+            UsageError: If that is more than the length it was begun with, or the Track ended.
         """
+        self._track.check_open()
         if obj.have + len(payload) > obj.length:
             raise UsageError(f"{obj.have + len(payload)} octets for an Object of {obj.length}")
         obj.parts.append(payload)
@@ -173,10 +173,6 @@ class LocalSubgroup:
             raise UsageError(f"Object {self.objects[-1].object_id} is not whole")
         self.closed = True
         self._track.changed(0)
-
-    def index_from(self, object_id: int) -> int:
-        """Return the index of the first Object whose ID is at least ``object_id``."""
-        return bisect_left(self.objects, object_id, key=_object_id)
 
     def _append(
         self,
@@ -196,15 +192,11 @@ class LocalSubgroup:
                 raise UsageError(f"Object {object_id} while Object {last.object_id} is not whole")
         if properties and not self.has_properties:
             raise UsageError("the Subgroup was opened without properties")
-        self._track.check_location(Location(self.group_id, object_id))
+        self._track.check_location(Location(self.group_id, object_id), status)
         obj = LocalObject(object_id, length, parts, status, properties)
         self.objects.append(obj)
         self._track.published(self, obj)
         return obj
-
-
-def _object_id(obj: LocalObject) -> int:
-    return obj.object_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +260,7 @@ class LocalTrack:
         self._octets = 0
         self._recent: list[LocalSubgroup] = []  # in order of opening; the front may be let go
         self._groups: dict[int, list[LocalSubgroup]] = {}
+        self._group_ends: dict[int, int] = {}  # of Groups that are held
         self._watchers: dict[Watcher, None] = {}
         self._readers: dict[TrackReader, None] = {}
 
@@ -299,8 +292,7 @@ class LocalTrack:
         Raises:
             UsageError: If the Track has ended or the Subgroup exists.
         """
-        if self.ended is not None:
-            raise UsageError(f"the track ended: {self.ended.code.name}")
+        self.check_open()
         if not 0 <= priority <= 255:
             raise UsageError(f"publisher priority {priority}, expected 0 to 255")
         siblings = self._groups.setdefault(group_id, [])
@@ -392,12 +384,28 @@ class LocalTrack:
 
     # -- called by Subgroups and by readers ------------------------------------------------------
 
-    def check_location(self, location: Location) -> None:
-        """Raise :exc:`UsageError` if an Object must not exist at ``location``."""
+    def check_open(self) -> None:
+        """Raise :exc:`UsageError` if the Track has ended."""
         if self.ended is not None:
             raise UsageError(f"the track ended: {self.ended.code.name}")
+
+    def check_location(self, location: Location, status: ObjectStatus) -> None:
+        """Raise :exc:`UsageError` if an Object of this status must not exist at ``location``."""
+        self.check_open()
         if self.end_of_track and self.largest is not None and location >= self.largest:
             raise UsageError(f"{location} is past the End of Track at {self.largest}")
+        end = self._group_ends.get(location.group)
+        if end is not None and location.object >= end:
+            raise UsageError(f"{location} is past the end of its Group at Object {end}")
+        last = self.largest if status is ObjectStatus.END_OF_TRACK else None
+        if status is ObjectStatus.END_OF_GROUP:
+            last = self.last_of(location.group)
+        if last is not None and location <= last:
+            raise UsageError(f"{status.name} at {location}, not after {last}")
+
+    def may_have_lost(self, lowest: Location) -> bool:
+        """Whether there may have been Objects from ``lowest`` on that were let go."""
+        return self.lost_before is not None and lowest < self.lost_before
 
     def published(self, subgroup: LocalSubgroup, obj: LocalObject) -> None:
         """Note a new Object of ``subgroup``."""
@@ -406,6 +414,8 @@ class LocalTrack:
             self.largest = location
         if obj.status is ObjectStatus.END_OF_TRACK:
             self.end_of_track = True
+        if obj.status is ObjectStatus.END_OF_GROUP:
+            self._group_ends[subgroup.group_id] = obj.object_id
         self.changed(obj.have)
 
     def changed(self, octets: int) -> None:
@@ -453,6 +463,7 @@ class LocalTrack:
         siblings.remove(subgroup)
         if not siblings:
             del self._groups[subgroup.group_id]
+            self._group_ends.pop(subgroup.group_id, None)
         if subgroup.objects:
             after = Location(subgroup.group_id, subgroup.objects[-1].object_id + 1)
             if self.lost_before is None or after > self.lost_before:

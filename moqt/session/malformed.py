@@ -1,8 +1,8 @@
 """When a Track breaks its own rules (MOQT, "Malformed Tracks").
 
-What can be noticed without keeping payloads: a priority that changes inside a Subgroup, an Object
-past the end of its Group or of its Track, an Object whose Delivery Mode differs from its Group's.
-Two payloads for one Object are noticed by whoever keeps payloads.
+What can be noticed without keeping Objects: a priority that changes inside a Subgroup, an Object
+past the end of its Group or of its Track, ends that contradict each other. Two payloads, or two
+Delivery Modes, for one Object are noticed by whoever keeps Objects.
 """
 
 from collections import OrderedDict
@@ -44,10 +44,11 @@ class TrackShape:
     ) -> str | None:
         """Note an Object; return why it makes the Track malformed, or None."""
         group = self._group(location.group)
-        if self._end is not None and location > self._end:
+        is_end_marker = status is not ObjectStatus.NORMAL
+        past_track = self._end is not None and location >= self._end
+        if past_track and not (is_end_marker and location == self._end):
             return f"Object {location} past the End of Track at {self._end}"
         past_end = group.end is not None and location.object >= group.end
-        is_end_marker = status is not ObjectStatus.NORMAL
         if past_end and not (is_end_marker and location.object == group.end):
             return f"Object {location} past the end of its Group at Object {group.end}"
         if subgroup_id is not None and not is_end_marker:
@@ -75,6 +76,8 @@ class TrackShape:
 
     def track_ends_at(self, location: Location) -> str | None:
         """Note that nothing exists in the Track from ``location`` on."""
+        if self._end is not None and self._end != location:
+            return f"Track ends at {location} and at {self._end}"
         last = max(
             (Location(g, state.largest) for g, state in self._groups.items() if state.largest >= 0),
             default=None,

@@ -8,12 +8,18 @@ the stream carried before) and then the payload's own pieces, uncopied.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moqt.codepoints import GroupOrder, ObjectStatus, RangeMarkerKind, StreamErrorCode
+from moqt.codepoints import (
+    MAX_VI64,
+    GroupOrder,
+    ObjectStatus,
+    RangeMarkerKind,
+    StreamErrorCode,
+)
 from moqt.location import Location
 from moqt.session.commands import SendStreamData, StreamId
 from moqt.session.context import Context
 from moqt.session.events import RequestId
-from moqt.session.localtrack import LocalObject, LocalSubgroup, LocalTrack
+from moqt.session.localtrack import LocalObject, LocalSubgroup, LocalTrack, Payload
 from moqt.session.sendqueue import Rank
 from moqt.wire.fetchstream import FetchHeader, FetchWriter
 from moqt.wire.filters import LocationRange, RangeFilter, passes
@@ -21,6 +27,8 @@ from moqt.wire.subgroup import SubgroupHeader, encode_subgroup_object
 
 #: Pieces up to this many octets are joined with what goes before and after them.
 _SMALL = 1024
+#: Publisher Priority of a fetch stream that has had no Object yet.
+_DEFAULT_PRIORITY = 128
 #: Rank of the fill of a Group, and of what is live in it: fill first (MOQT, "Priorities").
 _FILL, _LIVE = 0, 1
 
@@ -52,6 +60,8 @@ class Selection:
 class ObjectFlow:
     """What subgroup and fetch streams have in common: pulling octets, Object after Object."""
 
+    serves_past: bool = False
+
     def __init__(self, context: Context, selection: Selection) -> None:
         self.selection = selection
         self.stream_id: StreamId | None = None
@@ -60,6 +70,7 @@ class ObjectFlow:
 
         self._context = context
         self._object: LocalObject | None = None  # the one whose payload is being sent
+        self._parts: list[Payload] = []  # kept here, so that one begun can end if it is let go
         self._part = 0
         self._offset = 0
 
@@ -93,7 +104,7 @@ class ObjectFlow:
             return False
         obj = self._object
         if obj is not None:
-            return obj.dropped or self._part < len(obj.parts)
+            return self._part < len(self._parts) or obj.dropped
         if self._has_next():
             return True
         if not self._at_end():
@@ -124,14 +135,15 @@ class ObjectFlow:
                 head, obj = step
                 small += head
                 if obj is not None and obj.length:
-                    self._object, self._part, self._offset = obj, 0, 0
+                    self._object, self._parts, self._part, self._offset = obj, obj.parts, 0, 0
                 continue
-            if obj.dropped:
-                self.cut(StreamErrorCode.INTERNAL_ERROR)
-                return [], 0
-            if self._part == len(obj.parts):
+            if self._part == len(self._parts):
+                if obj.dropped and not small and not pieces:
+                    # Its rest will never come. What shows whose stream this is has been sent.
+                    self.cut(StreamErrorCode.INTERNAL_ERROR)
+                    return [], 0
                 break  # the rest of a payload that is still being made
-            part = obj.parts[self._part]
+            part = self._parts[self._part]
             size = min(len(part) - self._offset, limit - taken - len(small))
             piece = memoryview(part)[self._offset : self._offset + size]
             if size <= _SMALL:
@@ -146,8 +158,8 @@ class ObjectFlow:
             self._offset += size
             if self._offset == len(part):
                 self._part, self._offset = self._part + 1, 0
-                if self._part == len(obj.parts) and obj.is_whole:
-                    self._object = None
+                if self._part == len(self._parts) and obj.is_whole:
+                    self._object, self._parts = None, []
         self.finished = self._object is None and not self._has_next() and self._at_end()
         if small or not pieces:
             pieces.append(bytes(small))
@@ -161,6 +173,7 @@ class ObjectFlow:
     def cut(self, code: StreamErrorCode) -> None:
         """End the stream by a reset; what it had not sent is not sent."""
         if not self.finished and self.stream_id is not None:
+            self._context.open_streams.ended(self.stream_id)
             self._context.reset(self.stream_id, code)
         self.finished = True
 
@@ -184,6 +197,7 @@ class SubgroupFlow(ObjectFlow):
 
         self._track_alias = track_alias
         self._previous: int | None = None
+        self._promises_end = False
 
     @property
     def sent_upto(self) -> int:
@@ -194,6 +208,19 @@ class SubgroupFlow(ObjectFlow):
     def is_between_objects(self) -> bool:
         """Whether every Object that was begun has been handed over whole."""
         return self._object is None
+
+    def refilter(self) -> bool:
+        """Go on, on the stream that is open, as a changed selection says.
+
+        Returns False if the stream cannot: nothing more of the Group is wanted, or the stream
+        promised the end of a Group whose tail is now hidden.
+        """
+        wanted, group_id = self.selection.range, self.subgroup.group_id
+        if group_id < wanted.start.group or (
+            wanted.end is not None and group_id > wanted.end.group
+        ):
+            return False
+        return self._tail_is_safe() or not self._promises_end
 
     def rank(self) -> Rank:
         """Live: the Subgroup's priority, then its Group's place."""
@@ -210,12 +237,13 @@ class SubgroupFlow(ObjectFlow):
 
     def _peek(self) -> LocalObject | None:
         subgroup, selection = self.subgroup, self.selection
-        end = selection.range.end
+        start, end = selection.range.start, selection.range.end
         while self.index < len(subgroup.objects):
             obj = subgroup.objects[self.index]
-            if end is not None and Location(subgroup.group_id, obj.object_id) > end:
+            location = Location(subgroup.group_id, obj.object_id)
+            if end is not None and location > end:
                 return None
-            if selection.wants(subgroup, obj):
+            if location >= start and selection.wants(subgroup, obj):
                 return obj
             self.index += 1
         return None
@@ -255,12 +283,15 @@ class SubgroupFlow(ObjectFlow):
             return subgroup.objects[self.index].object_id > end.object
         return self._previous is not None and self._previous >= end.object
 
+    def _tail_is_safe(self) -> bool:
+        """Whether no filter may hide the tail of the Group."""
+        end = self.selection.range.end
+        return not self.selection.filters and (end is None or end.group > self.subgroup.group_id)
+
     def _open(self) -> bytes:
-        subgroup, selection = self.subgroup, self.selection
-        end = selection.range.end
-        # The bit promises that nothing lies beyond the last Object on the stream, which would be
-        # a lie where a filter may hide the tail of the Group.
-        tail_is_safe = not selection.filters and (end is None or end.group > subgroup.group_id)
+        subgroup = self.subgroup
+        # The bit promises that nothing lies beyond the last Object on the stream.
+        self._promises_end = subgroup.holds_end_of_group and self._tail_is_safe()
         self._peek()
         return SubgroupHeader(
             track_alias=self._track_alias,
@@ -268,7 +299,7 @@ class SubgroupFlow(ObjectFlow):
             subgroup_id=subgroup.subgroup_id,
             publisher_priority=subgroup.priority,
             has_properties=subgroup.has_properties,
-            end_of_group=subgroup.holds_end_of_group and tail_is_safe,
+            end_of_group=self._promises_end,
             first_object=self.index == 0,
         ).encode()
 
@@ -283,7 +314,10 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A step of a fetch stream: the Objects up to ``upto`` were let go."""
+    """A step of a fetch stream: something was let go of what lies between the one before and here.
+
+    That includes ``upto`` itself.
+    """
 
     upto: Location
 
@@ -293,6 +327,8 @@ _Step = _Stored | _Gone
 
 class FetchFlow(ObjectFlow):
     """A stored range of a Track, on one fetch stream: a FETCH, or the fill of a subscription."""
+
+    serves_past = True
 
     def __init__(
         self,
@@ -306,17 +342,26 @@ class FetchFlow(ObjectFlow):
         super().__init__(context, selection)
         self.request_id = request_id
         self._order_differs = int(order_differs)
+        self._descending = selection.group_order is GroupOrder.DESCENDING
+        assert selection.range.end is not None, "the range of a fetch is closed"
+        self._end = selection.range.end
         self._writer = FetchWriter(selection.group_order)
         self._steps = self._walk(track)
         self._step: _Step | None = None
+        self._subgroup: LocalSubgroup | None = None  # of the Object that the rank is taken from
 
     def rank(self) -> Rank:
-        """The next Object's priority, then its Group's place, ahead of what is live there."""
-        subgroup = self._step.subgroup if isinstance(self._step, _Stored) else None
-        selection = self.selection
+        """The Object's priority, then its Group's place, ahead of what is live there.
+
+        That is the Object being sent, or else the next one; a marker, and the end, are as urgent
+        as the Object before them.
+        """
+        if self._object is None and isinstance(self._step, _Stored):
+            self._subgroup = self._step.subgroup
+        subgroup, selection = self._subgroup, self.selection
         return (
             selection.priority,
-            subgroup.priority if subgroup is not None else 0,
+            subgroup.priority if subgroup is not None else _DEFAULT_PRIORITY,
             self._order_differs,
             selection.group_rank(subgroup.group_id) if subgroup is not None else 0,
             _FILL,
@@ -332,7 +377,10 @@ class FetchFlow(ObjectFlow):
     def _has_next(self) -> bool:
         if self._step is None:
             self._step = next(self._steps, None)
-        return self._step is not None
+        step = self._step
+        if isinstance(step, _Stored) and step.object.dropped:  # since it was looked up
+            self._step = _Gone(Location(step.subgroup.group_id, step.object.object_id))
+        return step is not None
 
     def _next(self) -> tuple[bytes, LocalObject | None] | None:
         if not self._has_next():
@@ -342,6 +390,7 @@ class FetchFlow(ObjectFlow):
         if isinstance(step, _Gone):
             return self._writer.marker(RangeMarkerKind.UNKNOWN, step.upto), None
         subgroup, obj = step.subgroup, step.object
+        self._subgroup = subgroup
         head = self._writer.object_header(
             Location(subgroup.group_id, obj.object_id),
             subgroup_id=subgroup.subgroup_id,
@@ -359,31 +408,73 @@ class FetchFlow(ObjectFlow):
 
         Object Status is not carried on fetch streams (MOQT, "Object Status").
         """
-        start, end = self.selection.range.start, self.selection.range.end
-        assert end is not None, "the range of a fetch is closed"
-        descending = self.selection.group_order is GroupOrder.DESCENDING
+        wanted = self.selection.range
+        start, end = wanted.start, self._end
         groups = list(track.group_ids(start.group, end.group))
-        if descending:
+        if self._descending:
             groups.reverse()
-        lost = track.lost_before
-        gone: Location | None = None
-        if lost is not None and start < lost and not descending and lost.object:
-            gone = min(Location(lost.group, lost.object - 1), end)
+        previous: Location | None = None
+        has_gap = False
         for group_id in groups:
             for subgroup, obj in track.objects_of(group_id):
                 location = Location(group_id, obj.object_id)
-                if not start <= location <= end:
+                if location not in wanted:
                     continue
                 if obj.dropped:
-                    gone = location
-                    continue
-                if obj.status is not ObjectStatus.NORMAL:
-                    continue
-                if not self.selection.wants(subgroup, obj):
-                    continue
-                if gone is not None:
-                    yield _Gone(gone)
-                    gone = None
-                yield _Stored(subgroup, obj)
-        if gone is not None:
-            yield _Gone(gone)
+                    has_gap = True
+                elif obj.status is ObjectStatus.NORMAL and self.selection.wants(subgroup, obj):
+                    gap = self._gap(previous, location)
+                    if gap is not None and (has_gap or track.may_have_lost(gap.lowest)):
+                        yield _Gone(gap.last)
+                    yield _Stored(subgroup, obj)
+                    previous, has_gap = location, False
+        gap = self._gap(previous, None)
+        if gap is not None and (has_gap or track.may_have_lost(gap.lowest)):
+            yield _Gone(gap.last)
+
+    def _gap(self, previous: Location | None, following: Location | None) -> "_Gap | None":
+        """Return what lies between two steps in Group Order; None if nothing can.
+
+        Args:
+            previous: The step before; None at the start of the range.
+            following: The step after; None at the end of the range.
+        """
+        start, end = self.selection.range.start, self._end
+        if not self._descending:
+            lowest = start if previous is None else previous.next()
+            if following is None:
+                return _Gap(lowest, end) if lowest <= end else None
+            return _Gap(lowest, _before(following)) if lowest < following else None
+        # Descending: up to the end of the Group of ``previous``, then Group after Group below it,
+        # each from its first Object on, to ``following``.
+        group = start.group if following is None else following.group
+        first = max(start, Location(group, 0))
+        if previous is not None and previous.group == group:
+            first = previous.next()
+        last = min(end, Location(group, MAX_VI64)) if following is None else _before(following)
+        if first <= last:
+            return _Gap(first, last)
+        above = end.group if previous is None else previous.group
+        if following is None or above == group:
+            return None
+        # The whole of its Group follows: the gap is what remained above.
+        lowest = Location(group + 1, 0)
+        if previous is not None and above == group + 1:
+            lowest = previous.next()
+        return _Gap(lowest, min(end, Location(group + 1, MAX_VI64)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """What lies between two steps of a fetch stream."""
+
+    lowest: Location
+    last: Location
+    """The last one in Group Order."""
+
+
+def _before(location: Location) -> Location:
+    """Return the greatest Location below one that is not the first of all."""
+    if location.object:
+        return Location(location.group, location.object - 1)
+    return Location(location.group - 1, MAX_VI64)

@@ -5,12 +5,14 @@ what all kinds share: cutting the stream into messages, FIN, reset, STOP_SENDING
 """
 
 from moqt.codepoints import MessageType, RequestErrorCode, StreamErrorCode
+from moqt.codepoints import ParameterType as P
 from moqt.errors import InvalidRequestId, ProtocolError, TooManyRequestUpdates
 from moqt.names import TrackNamespace
 from moqt.session.commands import StreamId
 from moqt.session.config import Role
 from moqt.session.context import Context
 from moqt.session.events import GoawayReceived, PeerRequestEnded, RequestId, RequestRefused
+from moqt.session.tokens import UnknownTokenAlias
 from moqt.wire.framing import MessageBuffer
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.request import RequestError, RequestUpdate
@@ -193,6 +195,14 @@ class OwnRequest(RequestStream):
         if not self.answered:
             self._fail("the stream ended without an answer")
 
+    def stop_received(self, code: int) -> None:
+        """The responder reads no more of what we say here. It may still have an answer to give.
+
+        It cancels by resetting its own direction (MOQT, "Request Cancellation"); a responder
+        that has answered, or refused, may stop ours besides, and that can come first.
+        """
+        self._sent_fin = True
+
     def cancelled(self, code: int) -> None:
         """A reset ahead of the answer: the request failed."""
         if not self.answered:
@@ -236,7 +246,7 @@ class PeerRequest(RequestStream):
         super().__init__(context, request_id, stream_id)
         self.answered = False
         self._ids = ids
-        self._waiting_updates: list[tuple[RequestId, RequestUpdate]] = []
+        self._waiting_updates: list[tuple[RequestId, RequestUpdate, str | None]] = []
         context.timers.start(self, context.config.answer_timeout_s)
 
     def message_received(self, message: Message) -> None:
@@ -244,19 +254,35 @@ class PeerRequest(RequestStream):
         if not isinstance(message, RequestUpdate):
             raise self.unexpected(message)
         update_id = self._ids.take(message.request_id)
+        problem = None
+        try:
+            self._context.tokens.resolve(message.parameters.get(P.AUTHORIZATION_TOKEN, ()))
+        except UnknownTokenAlias as exc:
+            problem = str(exc)
         if self.answered:
-            self.update_received(update_id, message)
+            self._update(update_id, message, problem)
             return
-        if len(self._waiting_updates) >= self._context.config.max_request_updates:
-            raise TooManyRequestUpdates(
-                f"{len(self._waiting_updates) + 1} unanswered updates, "
-                f"limit {self._context.config.max_request_updates}"
-            )
-        self._waiting_updates.append((update_id, message))
+        limit, waiting = self._context.config.max_request_updates, self._waiting_updates
+        if limit and len(waiting) >= limit:
+            raise TooManyRequestUpdates(f"{len(waiting) + 1} unanswered updates, limit {limit}")
+        waiting.append((update_id, message, problem))
+
+    def _update(self, update_id: RequestId, message: RequestUpdate, problem: str | None) -> None:
+        if problem is None:
+            self.update_received(update_id, message)
+        else:
+            self.refuse_update(RequestErrorCode.MALFORMED_AUTH_TOKEN, problem)
 
     def update_received(self, update_id: RequestId, message: RequestUpdate) -> None:
         """Apply one REQUEST_UPDATE and answer it. By default there is nothing to change."""
         raise self.unexpected(message)
+
+    def refuse_update(self, code: RequestErrorCode, reason: str) -> None:
+        """Answer an update REQUEST_ERROR; the request does not survive it."""
+        self.send(RequestError(error_code=code, reason=shortened(reason)), fin=True)
+        self.stopped_by_peer()
+        self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
+        self.close()
 
     def cancelled(self, code: int) -> None:
         """The peer has lost interest."""
@@ -272,25 +298,33 @@ class PeerRequest(RequestStream):
         self.answered = True
         self._context.timers.stop(self)
         waiting, self._waiting_updates = self._waiting_updates, []
-        for update_id, message in waiting:
+        for update_id, message, problem in waiting:
             if not self.over:
-                self.update_received(update_id, message)
+                self._update(update_id, message, problem)
 
     def reject(
         self, code: RequestErrorCode, reason: str = "", *, retry_ms: int | None = None
     ) -> None:
-        """Answer REQUEST_ERROR, and be over."""
+        """Answer REQUEST_ERROR, and be over. A reason of more than 1024 octets is cut."""
         self.answered = True
         retry = 0 if retry_ms is None else retry_ms + 1
-        self.send(RequestError(error_code=code, retry_interval=retry, reason=reason), fin=True)
+        self.send(RequestError(code, retry, shortened(reason)), fin=True)
         self.close()
+
+    def decline(self, code: RequestErrorCode, reason: str) -> None:
+        """Reject what the application did not reject, and tell it that the request is over."""
+        self.reject(code, reason)
+        self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
 
     def timer_expired(self) -> None:
         """The application has not answered in time."""
         if not self.answered:
-            self.stopped_by_peer()
-            self.reject(RequestErrorCode.TIMEOUT, "no answer in time")
-            self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
+            self.decline(RequestErrorCode.TIMEOUT, "no answer in time")
+
+
+def shortened(reason: str, limit: int = 1024) -> str:
+    """Return ``reason``, cut to ``limit`` octets of UTF-8."""
+    return reason.encode()[:limit].decode(errors="ignore")
 
 
 def overlaps(one: TrackNamespace, other: TrackNamespace) -> bool:

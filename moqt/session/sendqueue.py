@@ -30,6 +30,11 @@ class Flow(Protocol):
 
     stream_id: StreamId | None
     finished: bool
+    serves_past: bool
+    """It carries what was asked for, a FETCH or a fill, and not what is being published."""
+
+    def has_data(self) -> bool:
+        """Whether :meth:`pull` would send something: octets, or the FIN."""
 
     def rank(self) -> Rank:
         """Return how urgent its next Object is."""
@@ -56,6 +61,55 @@ class Source(Protocol):
 
     def stream_stopped(self, flow: Flow) -> None:
         """The peer wants no more of one of its streams."""
+
+
+#: Streams that the peer grants and that are kept for what is more urgent than all that is open.
+RESERVED_STREAMS = 16
+
+
+class OpenStreams:
+    """The data streams we send on, and whether one more may be opened.
+
+    Each open stream costs the QUIC stack time on every packet, and the peer grants only so many.
+    So few are kept open, as long as those few have something to send: a stream that waits for
+    its publisher, or for flow control, keeps no other from being opened.
+
+    Args:
+        limit: From how many open streams on another one must be urgent, or the others idle.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._streams: dict[StreamId, tuple[Source, Flow]] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def opened(self, stream_id: StreamId, source: Source, flow: Flow) -> None:
+        """Note that ``flow``, of ``source``, sends on a stream."""
+        self._streams[stream_id] = source, flow
+
+    def ended(self, stream_id: StreamId) -> tuple[Source, Flow] | None:
+        """Note that a stream is over; return what sent on it, if it was open."""
+        return self._streams.pop(stream_id, None)
+
+    def may_open(self, flow: Flow, next_id: StreamId, credit: Credit) -> bool:
+        """Whether ``flow`` may open the stream ``next_id`` now."""
+        if credit.stream(next_id) <= 0:
+            return False
+        if len(self._streams) < self._limit or flow.serves_past:
+            return True
+        rank = flow.rank()
+        rivals = [
+            (stream_id, other)
+            for stream_id, (_, other) in self._streams.items()
+            if other.rank() <= rank
+        ]
+        if not rivals:
+            return True
+        return credit.stream(StreamId(next_id + 4 * RESERVED_STREAMS)) > 0 and not any(
+            other.has_data() and credit.stream(stream_id) > 0 for stream_id, other in rivals
+        )
 
 
 class SendQueue:

@@ -6,7 +6,7 @@ Both obey the draft's state diagram, which is a table here; nothing else changes
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -40,9 +40,10 @@ from moqt.session.events import (
 from moqt.session.localtrack import LocalSubgroup, LocalTrack
 from moqt.session.malformed import TrackShape
 from moqt.session.publishing import FetchFlow, ObjectFlow, Selection, SubgroupFlow
-from moqt.session.requests import OwnRequest, PeerRequest, RequestIds
+from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, shortened
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.wire.filters import (
+    RANGE_FILTERS,
     FillParameters,
     LocationFilter,
     LocationRange,
@@ -138,8 +139,8 @@ class OwnSubscription(OwnRequest):
         self.track_alias: int | None = None
         self.track_properties: Pairs = ()
         self.held = 0
-        """Payload octets of events that the application has not taken."""
-
+        self.waits_for_application = False
+        self.is_moving = False
         self.shape = TrackShape(context.config.max_malformed_groups)
         self.is_filtered = bool(range_filters(parameters))
         self._state = advance(State.IDLE, Input.SUBSCRIBE)
@@ -187,7 +188,7 @@ class OwnSubscription(OwnRequest):
                 self._accepted(message)
             case RequestError() if self._state is State.PENDING_SUBSCRIBER:
                 self._state = advance(self._state, Input.REJECTED)
-                self._directory.forget(self)
+                self._close_streams(StreamErrorCode.CANCELLED)
                 self.refused(message)
             case RequestOk() | RequestError() if self._updates:
                 self._update_answered(message)
@@ -199,7 +200,7 @@ class OwnSubscription(OwnRequest):
                 self._done = message
                 self._settle()
                 if not self.over:
-                    self._context.timers.start(self, self._context.config.done_timeout_s)
+                    self._wait_for_streams()
             case _:
                 raise self.unexpected(message)
 
@@ -282,6 +283,10 @@ class OwnSubscription(OwnRequest):
         """Return the Group Order of the fill that ``request_id`` asked for."""
         return self._fills[request_id]
 
+    def open_streams(self) -> Iterable[StreamId]:
+        """Return the data streams that showed their header and have not ended."""
+        return tuple(self._open)
+
     def stream_opened(self, stream_id: StreamId) -> None:
         """A data stream of this subscription showed its header."""
         self._open.add(stream_id)
@@ -327,7 +332,7 @@ class OwnSubscription(OwnRequest):
         """A FIN ahead of SUBSCRIBE_OK or of PUBLISH_DONE: the request failed."""
         if self._state is State.PENDING_SUBSCRIBER:
             self._state = advance(self._state, Input.LOST)
-            self._directory.forget(self)
+            self._close_streams(StreamErrorCode.CANCELLED)
             super().fin_received()
         elif self._done is None:
             self._finish(
@@ -339,7 +344,7 @@ class OwnSubscription(OwnRequest):
         """The publisher gave the request up."""
         if self._state is State.PENDING_SUBSCRIBER:
             self._state = advance(self._state, Input.LOST)
-            self._directory.forget(self)
+            self._close_streams(StreamErrorCode.CANCELLED)
             super().cancelled(code)
         elif self._done is None:
             self._finish(
@@ -348,8 +353,15 @@ class OwnSubscription(OwnRequest):
             )  # fmt: skip
 
     def timer_expired(self) -> None:
-        """Streams that PUBLISH_DONE counted have not come."""
-        self._settle(give_up=True)
+        """Give up streams that PUBLISH_DONE counted, if nothing came and nothing is held up."""
+        if self._open and (self.is_moving or self.held):
+            self._wait_for_streams()
+        else:
+            self._settle(give_up=True)
+
+    def _wait_for_streams(self) -> None:
+        self.is_moving = False
+        self._context.timers.start(self, self._context.config.done_timeout_s)
 
     def _settle(self, *, give_up: bool = False) -> None:
         done = self._done
@@ -388,9 +400,9 @@ class OwnSubscription(OwnRequest):
         self.abort(code)
 
     def _close_streams(self, code: StreamErrorCode) -> None:
-        for stream_id in self._open:
+        open_streams, self._open = self._open, set()
+        for stream_id in open_streams:
             self._directory.stop_stream(stream_id, code)
-        self._open.clear()
         self._directory.forget(self)
 
     def _emit(self, event: Event) -> None:
@@ -486,7 +498,8 @@ class PeerSubscription(PeerRequest):
         parameters = self._parameters
         selection = self._selection
         selection.group_order = GroupOrder(parameters.get(P.GROUP_ORDER, track.group_order))
-        selection.range = self._future(parameters.get(P.LOCATION_FILTER))
+        wanted: LocationFilter = parameters.get(P.LOCATION_FILTER) or LocationFilter.none()
+        selection.range = wanted.resolve(track.largest)
         self._position = track.opened
         answer: dict[P, Any] = {}
         if track.largest is not None:
@@ -509,8 +522,7 @@ class PeerSubscription(PeerRequest):
 
     def end(self, code: PublishDoneCode, reason: str) -> None:
         """End it from our side although the Track goes on: reset what is open, PUBLISH_DONE."""
-        for flow in self._flows():
-            flow.cut(StreamErrorCode.CANCELLED)
+        self._cut_all(StreamErrorCode.CANCELLED)
         self._finish(code, reason)
 
     # -- the send queue asks ---------------------------------------------------------------------
@@ -522,13 +534,17 @@ class PeerSubscription(PeerRequest):
         self._adopt_new_subgroups(self._track)
         self.has_waiting = False
         best: ObjectFlow | None = None
+        may_open = True
         if self._forward:
-            for _, flow in self._live:
+            for _, flow in self._live:  # the most urgent first
                 if flow.has_data():
                     self.has_waiting = True
+                    if not may_open and flow.stream_id is None:
+                        continue  # nor may one that is less urgent than one refused
                     if admit(flow):
                         best = flow
                         break
+                    may_open = may_open and flow.stream_id is not None
         for fill in self._fills:
             if fill.has_data():
                 self.has_waiting = True
@@ -550,12 +566,12 @@ class PeerSubscription(PeerRequest):
 
     def needs_from(self, subgroup: LocalSubgroup, position: int) -> int:
         """Say from which Object on a Subgroup is still to be sent (see LocalTrack)."""
+        if not self._forward:
+            return len(subgroup.objects)  # after a pause it goes on with what comes then
         flow = self._flow_of.get(subgroup)
         if flow is not None and not flow.finished:
             return flow.sent_upto
-        if position >= self._position and self._forward:
-            return 0
-        return len(subgroup.objects)
+        return 0 if position >= self._position else len(subgroup.objects)
 
     # -- updates ---------------------------------------------------------------------------------
 
@@ -564,23 +580,23 @@ class PeerSubscription(PeerRequest):
         track = self._track
         assert track is not None, "updates wait until the request is answered"
         parameters = message.parameters
+        in_force = self._parameters | {k: v for k, v in parameters.items() if k in RANGE_FILTERS}
+        asked = {**in_force, P.FILL_PARAMETERS: parameters.get(P.FILL_PARAMETERS)}
         limit = self._context.config.max_filter_ranges
-        if (defect := filter_defect(parameters, limit)) is not None:
-            self.send(
-                RequestError(
-                    error_code=RequestErrorCode.INVALID_FILTER, retry_interval=0, reason=defect
-                )
-            )
-            self.end(PublishDoneCode.UPDATE_FAILED, defect)
+        if (defect := filter_defect(asked, limit)) is not None:
+            self.refuse_update(RequestErrorCode.INVALID_FILTER, defect)
             return
         self._state = advance(self._state, Input.UPDATED)
         selection = self._selection
         selection.priority = parameters.get(P.SUBSCRIBER_PRIORITY, selection.priority)
         filters = replaced(selection.filters, parameters)
         if P.LOCATION_FILTER in parameters or filters != selection.filters:
-            self._parameters |= parameters
+            self._parameters = in_force
             selection.filters = filters
-            selection.range = self._future(self._parameters.get(P.LOCATION_FILTER), again=True)
+            if (wanted := parameters.get(P.LOCATION_FILTER)) is not None:
+                # Judged once, now; what an update does not state keeps its meaning.
+                self._parameters[P.LOCATION_FILTER] = wanted
+                selection.range = wanted.resolve(track.largest)
             self._readmit()
         forward = bool(parameters.get(P.FORWARD, self._forward))
         if forward != self._forward:
@@ -596,20 +612,28 @@ class PeerSubscription(PeerRequest):
         self._open_fill(update_id, parameters.get(P.FILL_PARAMETERS))
         self._queue.wake(self)
 
+    def refuse_update(self, code: RequestErrorCode, reason: str) -> None:
+        """Answer REQUEST_ERROR, and end the subscription UPDATE_FAILED."""
+        self.send(RequestError(error_code=code, reason=shortened(reason)))
+        self.end(PublishDoneCode.UPDATE_FAILED, reason)
+
     # -- the end ---------------------------------------------------------------------------------
 
     def stopped_by_peer(self) -> None:
         """Reset every data stream, fills included."""
         if self._state is not State.TERMINATED:
             self._state = advance(self._state, Input.CANCELLED)
-        for flow in self._flows():
-            flow.cut(StreamErrorCode.CANCELLED)
+        self._cut_all(StreamErrorCode.CANCELLED)
         self._detach()
+
+    def _cut_all(self, code: StreamErrorCode) -> None:
+        for flow in self._flows():
+            flow.cut(code)
 
     def _finish(self, code: PublishDoneCode, reason: str) -> None:
         self._state = advance(self._state, Input.DONE)
         count = self._stream_count + sum(flow.stream_id is not None for flow in self._flows())
-        self.send(PublishDone(code, count, reason), fin=True)
+        self.send(PublishDone(code, count, shortened(reason)), fin=True)
         self._detach()
         self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
         self.close()
@@ -630,27 +654,12 @@ class PeerSubscription(PeerRequest):
             yield flow
         yield from self._fills
 
-    def _future(self, wanted: LocationFilter | None, *, again: bool = False) -> LocationRange:
-        """Return the range of a subscription: never what was published before it (see accept).
-
-        What was published before an update may still wait to be sent, so an update looks at the
-        filter alone; flows know what they have sent.
-        """
-        assert self._track is not None
-        largest = self._track.largest
-        chosen = (wanted or LocationFilter.none()).resolve(largest)
-        if again or largest is None:
-            return chosen
-        return LocationRange(max(chosen.start, largest.next()), chosen.end)
-
     def _add(self, subgroup: LocalSubgroup, first: int) -> None:
         selection, range_ = self._selection, self._selection.range
         if range_.end is not None and subgroup.group_id > range_.end.group:
             return
         if subgroup.group_id < range_.start.group:
             return
-        if subgroup.group_id == range_.start.group:
-            first = max(first, subgroup.index_from(range_.start.object))
         flow = SubgroupFlow(
             self._context, selection, subgroup, track_alias=self._alias, first=first
         )
@@ -664,7 +673,7 @@ class PeerSubscription(PeerRequest):
         insort(self._live, (key, flow), key=_key)
 
     def _adopt_open_subgroups(self) -> None:
-        """Continue Subgroups that were begun before the subscription."""
+        """Continue open Subgroups with what is published from now on; the past is for fills."""
         assert self._track is not None
         for _, subgroup in self._track.subgroups_since(0):
             if not subgroup.closed and subgroup not in self._flow_of:
@@ -681,9 +690,8 @@ class PeerSubscription(PeerRequest):
         """Let go of flows that are over, and of the subscription with the last of them."""
         ended = track.ended is not None and not self.has_waiting
         if ended:
-            for _, flow in self._live:
-                # What has no data now and is not finished never will be: it was cut off.
-                flow.cut(StreamErrorCode.INTERNAL_ERROR)
+            # What has no data now and is not finished never will be: it was cut off.
+            self._cut_all(StreamErrorCode.INTERNAL_ERROR)
         done = [flow for flow in self._flows() if flow.finished]
         if done:
             self._stream_count += sum(over.stream_id is not None for over in done)
@@ -722,11 +730,16 @@ class PeerSubscription(PeerRequest):
         )
 
     def _readmit(self) -> None:
-        """After a change of filters: end streams that would now skip, and go on behind them."""
+        """After a change of filters: go on with what passes now, on the same streams if possible.
+
+        A reset could take with it what was sent and has not arrived, so only a stream that would
+        no longer be true is given up for another one.
+        """
         for flow in [flow for _, flow in self._live]:
-            subgroup, index = flow.subgroup, flow.sent_upto
-            self._remove(flow)
-            self._add(subgroup, index)
+            if flow.stream_id is None or not flow.refilter():
+                subgroup, index = flow.subgroup, flow.sent_upto
+                self._remove(flow)
+                self._add(subgroup, index)
         self._adopt_open_subgroups()
 
     def _pause(self) -> None:

@@ -1,6 +1,7 @@
 """The scripts: what they say when they cannot do their work, and what is cheap to run of them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from kvcs.cli.main import make_parser
 from kvcs.config import ProducerSettings, settings_from
+from kvcs.errors import ConfigError
 from moqt.aio.tls import ServerTls, server_configuration
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +110,33 @@ def test_made_certificates_are_taken_by_a_listener(tmp_path: Path) -> None:
     assert settings.certificate_file is not None
     assert settings.key_file is not None
     server_configuration(ServerTls(settings.certificate_file, settings.key_file), ["moqt-22"])
+
+
+def variables() -> set[str]:
+    """Return every variable of ours that the scripts, and what they run, speak of."""
+    paths = [
+        path
+        for folder in ("scripts", ".ci", "tests/interop", "kvcs/connectors")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    return {name for path in paths for name in re.findall(r"\bKVCS_[A-Z0-9_]+", path.read_text())}
+
+
+def test_a_variable_of_the_scripts_is_no_unknown_setting() -> None:
+    """Else a command that a script starts, or a person beside it, would refuse to run."""
+    found = variables()
+    assert {"KVCS_PYTHON", "KVCS_BENCH_BASELINE"} <= found, "the walk finds no variables"
+
+    assert [name for name in sorted(found) if "is not a setting" in complaint(name)] == []
+    assert "is not a setting" in complaint("KVCS_NEVER_HEARD_OF")
+
+
+def complaint(variable: str) -> str:
+    """Return what a command says to a variable; its value may be wrong, its name may not."""
+    args = make_parser().parse_args(["produce", "--connect", "moqt://relay:1/"])
+    try:
+        settings_from(ProducerSettings, args, environ={variable: "x"})
+    except ConfigError as exc:
+        return str(exc)
+    return ""

@@ -24,7 +24,15 @@ from aioquic.quic.recovery import QuicPacketPacer
 from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 from aioquic.tls import Epoch
 
-from moqt.aio.aioquic import Pacer, QuicSettings, _Reno, _short, _varint, _varint_size
+from moqt.aio.aioquic import (
+    RTT_EPOCH_S,
+    Pacer,
+    QuicSettings,
+    _Reno,
+    _short,
+    _varint,
+    _varint_size,
+)
 from moqt.aio.tls import ClientTls, ServerTls, client_configuration, make_certificates
 from moqt.aio.tls import server_configuration as server_configuration_of
 
@@ -154,6 +162,44 @@ def test_a_window_that_is_not_used_does_not_grow() -> None:
 
 def test_a_window_that_is_used_grows() -> None:
     assert acknowledged(_Reno(max_datagram_size=OCTETS), in_flight=10, rounds=1) == 20 * OCTETS
+
+
+def measured(algorithm: _Reno, *rtts_s: float, start: int = 1) -> _Reno:
+    """Have round-trip times measured, one a second."""
+    for second, rtt_s in enumerate(rtts_s, start):
+        algorithm.on_rtt_measurement(now=float(second), rtt=rtt_s)
+    return algorithm
+
+
+def test_a_window_does_not_grow_once_it_fills_a_queue() -> None:
+    algorithm = measured(_Reno(max_datagram_size=OCTETS), 0.010, 0.034, 0.040)
+
+    assert algorithm.queue_s == pytest.approx(0.030)
+    assert algorithm.ssthresh == 10 * OCTETS
+    assert acknowledged(algorithm, in_flight=10, rounds=100) == 10 * OCTETS
+
+
+def test_a_window_grows_again_when_the_queue_is_gone() -> None:
+    algorithm = measured(_Reno(max_datagram_size=OCTETS), 0.010, 0.040, 0.012)
+
+    assert acknowledged(algorithm, in_flight=10, rounds=100) > 10 * OCTETS
+
+
+def test_one_quick_packet_in_a_round_trip_shows_that_there_is_no_queue() -> None:
+    algorithm = _Reno(max_datagram_size=OCTETS)
+    for now, rtt_s in ((1.0, 0.010), (2.0, 0.050), (2.01, 0.011), (2.02, 0.090), (2.06, 0.080)):
+        algorithm.on_rtt_measurement(now=now, rtt=rtt_s)
+
+    assert algorithm.queue_s == pytest.approx(0.001)
+
+
+def test_a_longer_route_is_not_taken_for_a_queue_for_ever() -> None:
+    algorithm = measured(_Reno(max_datagram_size=OCTETS), 0.010, *[0.150] * 60)
+    assert algorithm.queue_s == pytest.approx(0.140)
+
+    measured(algorithm, *[0.150] * int(2 * RTT_EPOCH_S), start=62)
+
+    assert algorithm.queue_s == 0.0
 
 
 def test_aioquic_needs_it_while_its_own_window_grows_unused() -> None:
