@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 Job = Callable[[asyncio.Event], Awaitable[None]]
 
@@ -41,6 +42,26 @@ async def run_until_stopped(*jobs: Job, grace: float) -> None:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def cancelled_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM cancel the task that runs the block, so that it cleans up behind itself.
+
+    Ctrl-C does so already. The second signal does what the system does by default.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None, "called from a coroutine"
+
+    def stop() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _run(job: Job, stopping: asyncio.Event) -> None:

@@ -1,6 +1,8 @@
 """``kvcs consume``: retrieve the KV cache of a prompt, layer by layer."""
 
+import os
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from kvcs.cli.inputs import descriptor_and_tokens, parse_json, parse_tokens, read_octets, shown_name
@@ -12,6 +14,7 @@ from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, consume
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.trust import Expectations
 from kvcs.errors import ConfigError
+from kvcs.lifecycle import cancelled_by_sigterm
 from kvcs.link import client_tls, quic_settings
 from kvcs.store.sink import ArraySink, BlockSink, SafetensorsSink
 from kvcs.telemetry import set_up_logging
@@ -73,6 +76,8 @@ async def run(args: Namespace) -> int:
         max_data_octets=settings.max_object_octets,
     )
     wish = Wish(layers=_layers(args.layers, descriptor.layers), codecs=_codecs(settings.encodings))
+    if args.out and not os.access(Path(args.out).parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {args.out}: {Path(args.out).parent} is no folder to write to")
     sink: BlockSink = (
         SafetensorsSink(args.out, tokens=tokens.tolist())
         if args.out
@@ -98,10 +103,12 @@ async def run(args: Namespace) -> int:
         discovery_timeout_s=settings.discovery_timeout_s,
         prefixes=settings.prefixes,
     )
-    async with consume(
+    retrieval = consume(
         expected, connections, sink, wish=wish, settings=retrieval_settings, on_event=tell
-    ) as retrieval:
-        await retrieval.result()
+    )
+    with cancelled_by_sigterm():
+        async with retrieval:
+            await retrieval.result()
     return 0
 
 

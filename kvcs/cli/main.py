@@ -44,6 +44,7 @@ EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
 EXIT_INTERNAL = 70
 #: 128 and the number of the signal, as shells say it.
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 
 _EPILOG = """\
@@ -102,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that is gone can still be reported
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except asyncio.CancelledError:  # by SIGTERM: nothing else cancels a subcommand
+        return EXIT_TERMINATED
     except BrokenPipeError:
         # What is still buffered would fail again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

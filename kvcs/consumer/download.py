@@ -30,6 +30,7 @@ from kvcs.telemetry import LogEvent
 from moqt.aio import MoqtConnection, Subscription
 from moqt.codepoints import ObjectStatus, ParameterType, PublishDoneCode, RequestErrorCode
 from moqt.errors import MoqtError, RequestRejected
+from moqt.location import Location
 from moqt.session.events import ObjectReceived
 from moqt.wire.filters import LocationFilter, RangeFilter
 
@@ -370,7 +371,7 @@ class Download:
 
     async def _read_once(self, conn: MoqtConnection, track: DataTrack) -> bool:
         """Subscribe once; return whether it is worth trying again."""
-        first, blocks, plan = 0, 0, self.assembler.plan(track)
+        first, blocks, plan = Location(0, 0), 0, self.assembler.plan(track)
         if plan is not None:
             blocks = self.assembler.entry(track)[0].blocks
             if (missing := self._first_missing(track)) is None:
@@ -404,8 +405,8 @@ class Download:
             return False
         return True
 
-    def _first_missing(self, track: DataTrack) -> int | None:
-        """Return the first layer of which something is missing that was not rejected."""
+    def _first_missing(self, track: DataTrack) -> Location | None:
+        """Return where something is missing first, in a layer of which not all was rejected."""
         for gap in self.assembler.gaps(track):
             width = gap.last_block - gap.first_block + 1
             rejected = Counter(
@@ -415,7 +416,7 @@ class Download:
             )
             for layer in range(gap.first_layer, gap.last_layer + 1):
                 if rejected[layer] < width:
-                    return layer
+                    return Location(layer, gap.first_block)
         return None
 
     async def _examined_down_to(self, octets: int) -> None:
@@ -617,11 +618,11 @@ def connection_lost(conn: MoqtConnection) -> Failure:
     return Failure(FailureReason.UNREACHABLE, f"connection lost: {why}")
 
 
-def _fill(first: int, plan: SegmentPlan | None, layers: int) -> LocationFilter:
-    """Return what to be filled with, from the first layer that is missing on."""
+def _fill(first: Location, plan: SegmentPlan | None, layers: int) -> LocationFilter:
+    """Return what to be filled with, from the first Object that is missing on."""
     if plan is None or plan.layers.stop == layers:
-        return LocationFilter.absolute_start(first, 0)
-    return LocationFilter.group_end(first, 0, plan.layers.stop - 1)
+        return LocationFilter.absolute_start(*first)
+    return LocationFilter.group_end(*first, plan.layers.stop - 1)
 
 
 def _block_filter(

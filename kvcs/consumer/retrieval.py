@@ -62,6 +62,7 @@ from moqt.aio import (
     QuicSettings,
     open_connection,
 )
+from moqt.aio.tls import check_client_tls
 from moqt.errors import MoqtError
 from moqt.session.config import SessionConfig
 from moqt.session.events import NamespaceAppeared, NamespaceGone
@@ -156,7 +157,7 @@ class Retrieval:
         on_event: Called with every event.
 
     Raises:
-        ConfigError: If the arguments do not fit each other.
+        ConfigError: If the arguments do not fit each other, or a file of ``tls`` cannot be used.
     """
 
     def __init__(
@@ -190,6 +191,10 @@ class Retrieval:
                 MoqtUri.parse(spec.uri)
             except ValueError as exc:
                 raise ConfigError(str(exc)) from None
+            try:
+                check_client_tls(spec.tls)
+            except ValueError as exc:
+                raise ConfigError(f"{spec.uri}: {exc}") from None
         self._connections = tuple(connections)
         self._only = publication
         self._prefixes: tuple[int, ...] = ()
@@ -493,6 +498,8 @@ class Retrieval:
         if self._current is not None:
             self._candidates.tried(self._current.name)
         failure = await self._look_for_prefixes(conn, group)
+        if failure is not None:  # nobody is left to tell of a publication
+            return failure if conn.closed is None else _more_telling(failure, connection_lost(conn))
         patience = self._settings.discovery_timeout_s
         while True:
             names = self._candidates.best(CANDIDATES_AT_ONCE)

@@ -38,8 +38,7 @@ from moqt.aio import (
     TlsSettingsError,
     serve,
 )
-from moqt.aio.alpn import ALPN
-from moqt.aio.tls import client_configuration
+from moqt.aio.tls import check_client_tls
 from moqt.session.config import SessionConfig
 
 log = structlog.get_logger("kvcs.producer")
@@ -125,6 +124,8 @@ class Producer:
         self._options = options = options or ProducerOptions()
         self._producer_key = producer_key
         self._codecs = CodecRegistry() if codecs is None else codecs
+        for encoding in self._options.encodings:
+            _ = self._codecs[encoding.codec]  # one that is not known is refused here
         self._holdings = Holdings(
             self.answers,
             self.counters,
@@ -191,7 +192,8 @@ class Producer:
         """
         tls = tls or ClientTls()
         try:
-            client_configuration(tls, [ALPN], MoqtUri.parse(uri).host)
+            MoqtUri.parse(uri)
+            check_client_tls(tls)
         except ValueError as exc:
             raise ConfigError(f"relay {uri}: {exc}") from None
         relay = Relay(

@@ -137,8 +137,10 @@ class CopiedLayer:
         codec = segment.codecs[track.codec]
         objects: list[tuple[bytes, Payload]] = []
         digests: list[bytes] = []
+        # Slices of one view: an array for each Object would hold as much again as its header.
+        octets: memoryview = self.store.reshape(-1).data.toreadonly()
         for index in range(segment.blocks):
-            data = self._data(track, index)
+            data = self._data(track, index, octets)
             block = Block(
                 component=track.component,
                 layer=self.layer,
@@ -152,18 +154,17 @@ class CopiedLayer:
             digests.append(block.digest)
         return PreparedTrack(track, tuple(objects), b"".join(digests))
 
-    def _data(self, track: DataTrack, index: int) -> Payload:
+    def _data(self, track: DataTrack, index: int, octets: memoryview) -> Payload:
         layout = self.segment.layout
-        section = self.store[index]
+        start, stop = index * layout.layer_octets, (index + 1) * layout.layer_octets
         if track.component is Component.K:
-            section = section[: layout.k_octets]
+            stop = start + layout.k_octets
         elif track.component is Component.V:
-            section = section[layout.k_octets :]
+            start += layout.k_octets
         if track.codec == "raw":
-            raw: memoryview = section.data  # the Data is the copy itself
-            return raw.toreadonly()
-        array = section.view(layout.dtype).reshape(layout.shape(track.component))
-        return self.segment.codecs[track.codec].encode(array)
+            return octets[start:stop]  # the Data is the copy itself
+        array = self.store.reshape(-1)[start:stop].view(layout.dtype)
+        return self.segment.codecs[track.codec].encode(array.reshape(layout.shape(track.component)))
 
 
 class Segment:

@@ -1,9 +1,9 @@
 """MOQT over asyncio and QUIC: dial with :func:`connect`, listen with :func:`serve`."""
 
-from moqt.aio.aioquic import QuicSettings
 from moqt.aio.client import MoqtUri, connect, open_connection
 from moqt.aio.connection import MoqtConnection, RequestHandler
 from moqt.aio.server import Server, serve
+from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ClientTls, ServerTls, TlsSettingsError
 from moqt.aio.tracks import (
     Fetch,

@@ -5,10 +5,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from moqt.aio.aioquic import AioquicTransport, QuicSettings, dial
+from moqt.aio.aioquic import dial
 from moqt.aio.alpn import ALPN
 from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ClientTls
+from moqt.aio.transport import QuicTransport
 from moqt.session.config import Role, SessionConfig
 
 DEFAULT_PORT = 443
@@ -98,7 +100,7 @@ async def open_connection(
     config = replace(config or SessionConfig(), path=target.path, authority=target.authority)
     made: list[MoqtConnection] = []
 
-    def receiver(transport: AioquicTransport) -> MoqtConnection:
+    def receiver(transport: QuicTransport) -> MoqtConnection:
         made.append(MoqtConnection(transport, Role.CLIENT, config, handler or RequestHandler()))
         return made[-1]
 

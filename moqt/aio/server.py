@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from moqt.aio.aioquic import AioquicTransport, Listener, QuicSettings, listen
+from moqt.aio.aioquic import listen
 from moqt.aio.alpn import ALPN
 from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ServerTls
+from moqt.aio.transport import QuicListener, QuicTransport
 from moqt.codepoints import SessionErrorCode
 from moqt.session.config import Role, SessionConfig
 
@@ -24,7 +26,7 @@ class Server:
         self._handler = handler
         self._on_connection = on_connection
         self._connections: dict[MoqtConnection, None] = {}
-        self._listener: Listener | None = None
+        self._listener: QuicListener | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -38,11 +40,11 @@ class Server:
         self._connections = {c: None for c in self._connections if c.closed is None}
         return tuple(self._connections)
 
-    def listening(self, listener: Listener) -> None:
+    def listening(self, listener: QuicListener) -> None:
         """Note what was bound (called once, by :func:`serve`)."""
         self._listener = listener
 
-    def receiver(self, transport: AioquicTransport) -> MoqtConnection:
+    def receiver(self, transport: QuicTransport) -> MoqtConnection:
         """Make the session of a new connection (called by the engine)."""
         connection = MoqtConnection(transport, Role.SERVER, self._config, self._handler)
         _ = self.connections  # forget those that ended

@@ -1,4 +1,4 @@
-"""What this end shows of itself, and whom it believes: TLS settings for the QUIC engine.
+"""What this end shows of itself, and whom it believes: TLS settings, for any QUIC engine.
 
 Verification is on unless a caller says ``verify=False``. Files are read when a listener or a
 connection is made, so that a wrong one is refused before anything starts.
@@ -6,15 +6,14 @@ connection is made, so that a wrong one is refused before anything starts.
 
 import datetime
 import ipaddress
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aioquic.quic.configuration import QuicConfiguration
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
@@ -56,8 +55,37 @@ class CertificateFiles:
     key_file: Path
 
 
-def server_configuration(tls: ServerTls, alpn: Sequence[str]) -> QuicConfiguration:
-    """Return a configuration that serves with ``tls`` and accepts ``alpn``.
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What :class:`ServerTls` names, read and found to fit together."""
+
+    certificate: x509.Certificate
+    chain: tuple[x509.Certificate, ...]
+    """From the issuer of the certificate towards the CA; may be empty."""
+
+    key: PrivateKeyTypes
+
+
+def check_server_tls(tls: ServerTls) -> None:
+    """See whether a listener could serve with ``tls``.
+
+    Raises:
+        TlsSettingsError: As :func:`load_identity` does.
+    """
+    load_identity(tls)
+
+
+def check_client_tls(tls: ClientTls) -> None:
+    """See whether a connection could be dialled with ``tls``.
+
+    Raises:
+        TlsSettingsError: As :func:`load_cas` does.
+    """
+    load_cas(tls)
+
+
+def load_identity(tls: ServerTls) -> Identity:
+    """Read the certificates and the key of ``tls`` (for an engine).
 
     Raises:
         TlsSettingsError: If a file is missing, is not PEM, or has expired, or if the key is not
@@ -79,28 +107,16 @@ def server_configuration(tls: ServerTls, alpn: Sequence[str]) -> QuicConfigurati
         raise TlsSettingsError(
             f"{tls.key_file}: does not belong to the certificate in {tls.certificate_file}"
         )
-    configuration = QuicConfiguration(is_client=False, alpn_protocols=list(alpn))
-    configuration.certificate = certificate
-    configuration.certificate_chain = chain[1:]
-    configuration.private_key = key
-    return configuration
+    return Identity(certificate, tuple(chain[1:]), key)
 
 
-def client_configuration(tls: ClientTls, alpn: Sequence[str], host: str) -> QuicConfiguration:
-    """Return a configuration that dials ``host`` with ``tls`` and offers ``alpn``.
+def load_cas(tls: ClientTls) -> list[x509.Certificate] | None:
+    """Read the CAs that ``tls`` believes, None for the public ones (for an engine).
 
     Raises:
         TlsSettingsError: If the CA file is missing or is not PEM.
     """
-    configuration = QuicConfiguration(is_client=True, alpn_protocols=list(alpn))
-    configuration.server_name = tls.server_name or host
-    configuration.verify_mode = ssl.CERT_REQUIRED if tls.verify else ssl.CERT_NONE
-    if tls.ca_file is not None:
-        # Written out again because the engine's own parser wants exactly this form.
-        configuration.cadata = b"".join(
-            ca.public_bytes(serialization.Encoding.PEM) for ca in _certificates(tls.ca_file)
-        )
-    return configuration
+    return None if tls.ca_file is None else _certificates(tls.ca_file)
 
 
 def make_certificates(

@@ -1,15 +1,19 @@
 """The seam between the MOQT shell and a QUIC engine.
 
 :class:`QuicTransport` is what an engine offers for one connection, :class:`QuicReceiver` what it
-calls. Everything above this file speaks these two and no QUIC library; everything below it knows
-one library and nothing of MOQT.
+calls, and :class:`QuicListener` what accepts connections. Everything above this file speaks these
+and no QUIC library; everything below it knows one library and nothing of MOQT.
 
 Times are seconds of :func:`time.monotonic`, everywhere: event loops disagree on the resolution of
 theirs, and an engine that mixes two clocks computes ACK delays that cannot be encoded.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+#: What an engine closes with when its receiver raised (MOQT, "Session Termination").
+INTERNAL_ERROR = 0x1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +134,24 @@ class QuicTransport(Protocol):
 
     def stats(self) -> TransportStats:
         """Return the figures of the moment."""
+
+
+#: Makes the receiver of a connection whose handshake is complete.
+ReceiverFactory = Callable[[QuicTransport], QuicReceiver]
+
+
+class QuicListener(Protocol):
+    """A UDP port on which connections are accepted, each with a receiver of its own."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Address and UDP port that are listened on."""
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections from now on; those there are go on."""
+
+    def close(self) -> None:
+        """Close what connections there are, with code 0, and then the socket."""
+
+    async def wait_closed(self) -> None:
+        """Return when the socket is closed."""

@@ -76,6 +76,12 @@ def connected_socket(family: int, address: Address) -> socket.socket:
     return _prepared(family, lambda sock: sock.connect(address))
 
 
+def spell(address: Address) -> str:
+    """Write an address for people: ``host:port``, with brackets around an IPv6 one."""
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{host}:{address[1]}"
+
+
 def _prepared(family: int, attach: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:

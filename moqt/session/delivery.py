@@ -29,8 +29,9 @@ from moqt.wire.varint import decode_vi64
 
 #: Octets of unfinished Objects, over all streams, from which on what comes is released at once.
 #: Nobody can take an Object that is not whole, so holding back more could use up a receive window
-#: for good. Only an application that has something to take is waited for.
-RELEASE_EARLY_ABOVE = 512 * 1024
+#: for good: this is below the smallest one there can be. Only an application that has something
+#: to take is waited for.
+RELEASE_EARLY_ABOVE = 32 * 1024
 #: Aliases of ended subscriptions that are remembered, so that late streams are known as such.
 _DEAD_ALIASES = 4096
 

@@ -201,9 +201,7 @@ class OwnNamespaceSubscription(OwnRequest):
         self._context.emit(NamespaceGone(request_id=self.request_id, namespace=namespace))
 
     def _finish(self, code: int, *, by_peer: bool) -> None:
-        self._context.emit(
-            NamespacesEnded(request_id=self.request_id, code=code, by_peer=by_peer)
-        )
+        self._context.emit(NamespacesEnded(request_id=self.request_id, code=code, by_peer=by_peer))
         self.abort(StreamErrorCode.CANCELLED)
 
 

@@ -10,7 +10,7 @@ from moqt.names import FullTrackName
 from moqt.session.commands import CloseSession, Command, SendStreamData, StreamId
 from moqt.session.config import Role, SessionConfig
 from moqt.session.core import Session
-from moqt.session.events import Event, SubscribeReceived
+from moqt.session.events import Event, RequestId, SubscribeReceived
 from moqt.wire.framing import MessageBuffer, encode_message
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.request import RequestError
@@ -71,22 +71,22 @@ class Lone:
 
     # -- what the peer does ----------------------------------------------------------------------
 
-    def data(self, stream_id: StreamId, data: bytes, *, fin: bool = False) -> None:
+    def data(self, stream_id: int, data: bytes, *, fin: bool = False) -> None:
         """Octets arrive on a stream."""
-        self.session.receive_stream_data(stream_id, data, fin=fin)
+        self.session.receive_stream_data(StreamId(stream_id), data, fin=fin)
         self.drain()
 
-    def reset(self, stream_id: StreamId, code: int = 0) -> None:
+    def reset(self, stream_id: int, code: int = 0) -> None:
         """A reset arrives."""
-        self.session.receive_reset(stream_id, code)
+        self.session.receive_reset(StreamId(stream_id), code)
         self.drain()
 
-    def stop(self, stream_id: StreamId, code: int = 0) -> None:
+    def stop(self, stream_id: int, code: int = 0) -> None:
         """A STOP_SENDING arrives."""
-        self.session.receive_stop_sending(stream_id, code)
+        self.session.receive_stop_sending(StreamId(stream_id), code)
         self.drain()
 
-    def say(self, stream_id: StreamId, *messages: Message, fin: bool = False) -> None:
+    def say(self, stream_id: int, *messages: Message, fin: bool = False) -> None:
         """Messages arrive on a stream."""
         self.data(stream_id, b"".join(map(encode_message, messages)), fin=fin)
 
@@ -97,7 +97,7 @@ class Lone:
         self.say(stream_id, request, *more)
         return stream_id
 
-    def subscribed(self, alias: int = 7, **options: Any) -> tuple[int, StreamId]:
+    def subscribed(self, alias: int = 7, **options: Any) -> tuple[RequestId, StreamId]:
         """Have the session subscribe and accept it; return Request ID and stream."""
         request_id = self.session.subscribe(NAME, **options)
         self.drain()
@@ -120,7 +120,7 @@ class Lone:
         """Return the stream that the session wrote to last."""
         return [c for c in self.commands if isinstance(c, SendStreamData)][-1].stream_id
 
-    def sent(self, stream_id: StreamId) -> bytes:
+    def sent(self, stream_id: int) -> bytes:
         """Return what the session wrote to a stream."""
         return b"".join(
             bytes(c.data)
@@ -128,7 +128,7 @@ class Lone:
             if isinstance(c, SendStreamData) and c.stream_id == stream_id
         )
 
-    def messages(self, stream_id: StreamId, kind: MessageType | None = None) -> list[Message]:
+    def messages(self, stream_id: int, kind: MessageType | None = None) -> list[Message]:
         """Return the messages that the session sent on a request stream, of a request ``kind``."""
         buffer = MessageBuffer()
         buffer.feed(self.sent(stream_id))

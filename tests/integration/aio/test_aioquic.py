@@ -15,21 +15,20 @@ import pytest
 import uvloop
 from aioquic._buffer import Buffer
 
-from moqt.aio import aioquic as engine
 from moqt.aio import tls
-from moqt.aio.aioquic import (
-    INTERNAL_ERROR,
-    AioquicTransport,
-    AlpnMismatchError,
-    DialError,
-    Listener,
-    QuicSettings,
-    TlsAlertError,
-    dial,
-    listen,
-)
+from moqt.aio.aioquic import dial, listen
+from moqt.aio.aioquic.connection import Connection
+from moqt.aio.aioquic.listener import Listener
+from moqt.aio.aioquic.transport import AioquicTransport
+from moqt.aio.errors import AlpnMismatchError, DialError, TlsAlertError
+from moqt.aio.settings import CONTROL_RESERVE, DATAGRAM_BACKLOG, QuicSettings
 from moqt.aio.tls import CertificateFiles, ClientTls, ServerTls, make_certificates
-from moqt.aio.transport import ConnectionLost, QuicReceiver, QuicTransport
+from moqt.aio.transport import (
+    INTERNAL_ERROR,
+    ConnectionLost,
+    QuicTransport,
+    ReceiverFactory,
+)
 from moqt.aio.udp import UdpEndpoint, connected_socket
 
 pytestmark = pytest.mark.network
@@ -41,7 +40,8 @@ SMALL = QuicSettings(stream_window=64 << 10, connection_window=128 << 10)
 class Recorder:
     """A receiver that notes all it is told, and consumes what arrives unless told not to."""
 
-    def __init__(self, transport: AioquicTransport) -> None:
+    def __init__(self, transport: QuicTransport) -> None:
+        assert isinstance(transport, AioquicTransport)
         self.transport = transport
         self.consumes = True
         self.is_connected = False
@@ -141,7 +141,7 @@ async def listening(
     settings: QuicSettings | None = None,
     *,
     alpn: tuple[str, ...] = ("test",),
-    factory: Callable[[AioquicTransport], QuicReceiver] = Recorder,
+    factory: ReceiverFactory = Recorder,
 ) -> AsyncIterator[Listener]:
     listener = await listen(
         "127.0.0.1",
@@ -168,7 +168,7 @@ async def dialled(
 ) -> Recorder:
     made: list[Recorder] = []
 
-    def factory(transport: AioquicTransport) -> Recorder:
+    def factory(transport: QuicTransport) -> Recorder:
         made.append(Recorder(transport))
         return made[0]
 
@@ -191,7 +191,7 @@ async def connected(
 ) -> AsyncIterator[Pair]:
     arrived: asyncio.Queue[Recorder] = asyncio.Queue()
 
-    def factory(transport: AioquicTransport) -> Recorder:
+    def factory(transport: QuicTransport) -> Recorder:
         recorder = Recorder(transport)
         arrived.put_nowait(recorder)
         return recorder
@@ -437,7 +437,7 @@ async def test_a_reader_that_does_not_consume_stops_the_writer_and_consuming_res
         pair.server.consumes = False
         pump = Pump(pair.client, 1_000_000, (6, 10, 14))
         transport = pair.client.transport
-        window = SMALL.connection_window - engine.CONTROL_RESERVE
+        window = SMALL.connection_window - CONTROL_RESERVE
         await pair.client.until(
             lambda: not transport.send_budget() and not transport._connection.unacked
         )
@@ -544,7 +544,7 @@ async def test_two_connections_share_a_listener_and_not_their_fate(
 ) -> None:
     made: list[Recorder] = []
 
-    def factory(transport: AioquicTransport) -> Recorder:
+    def factory(transport: QuicTransport) -> Recorder:
         made.append(Recorder(transport))
         return made[-1]
 
@@ -666,7 +666,7 @@ async def test_octets_of_a_stopped_stream_are_credited_if_the_peer_goes_on(
         buf.pull_uint_var()
         buf.pull_uint_var()
 
-    monkeypatch.setattr(engine._Connection, "_handle_stop_sending_frame", ignore)
+    monkeypatch.setattr(Connection, "_handle_stop_sending_frame", ignore)
     async with connected(certificates, server=SMALL) as pair:
         stopped: set[int] = set()
 
@@ -808,7 +808,7 @@ async def test_datagrams_that_wait_are_bounded(certificates: CertificateFiles) -
     async with connected(certificates) as pair:
         accepted = [pair.client.transport.send_datagram(bytes(100)) for _ in range(5000)]
 
-        assert sum(accepted) == engine.DATAGRAM_BACKLOG
+        assert sum(accepted) == DATAGRAM_BACKLOG
         await pair.client.until(lambda: pair.client.transport.send_datagram(b"again"))
 
 

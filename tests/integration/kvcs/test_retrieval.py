@@ -1243,6 +1243,5 @@ async def test_files_that_cannot_be_used_are_an_error(
 ) -> None:
     async with loopback(certificates) as net:
         spec = replace(net.spec, tls=ClientTls(ca_file=tmp_path / "missing.pem"))
-        async with consume(expectations(), [spec], ArraySink(), settings=QUICK) as retrieval:
-            with pytest.raises(ConfigError, match=r"missing\.pem"):
-                await retrieval.result()
+        with pytest.raises(ConfigError, match=r"missing\.pem"):
+            consume(expectations(), [spec], ArraySink(), settings=QUICK)

@@ -1,5 +1,8 @@
 """FETCH and TRACK_STATUS: ranges, orders, ends, what is not kept, and giving up."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from moqt.codepoints import (
@@ -47,14 +50,14 @@ from tests.session.pair import (
 
 F = LocationFilter
 FROM_START = F.absolute_start(0, 0)
-Pairs = list[tuple[int, int]]
+Pairs = Sequence[tuple[int, int]]
 
 
-def fetched(track: LocalTrack, wanted: LocationFilter, **options: object) -> Pair:
+def fetched(track: LocalTrack, wanted: LocationFilter, **options: Any) -> Pair:
     """Return a pair after a FETCH has run to its end."""
     pair = Pair(chunk=50)
     pair.server.publish(track)
-    pair.client.session.fetch(NAME, location_filter=wanted, **options)  # type: ignore[arg-type]
+    pair.client.session.fetch(NAME, location_filter=wanted, **options)
     pair.settle()
     assert pair.leave_behind() == []
     return pair

@@ -24,7 +24,9 @@ FROM_START = LocationFilter.absolute_start(0, 0)
 GROUPS, OBJECTS, OCTETS = 4, 5, 40
 
 
-def join(pair: Pair, *, fill: LocationFilter | None = FROM_START, forward: bool = True) -> RequestId:
+def join(
+    pair: Pair, *, fill: LocationFilter | None = FROM_START, forward: bool = True
+) -> RequestId:
     return pair.client.session.subscribe(NAME, fill=fill, forward=forward)
 
 
@@ -109,9 +111,7 @@ def test_nothing_is_lost_or_doubled_when_streams_overtake_each_other(seed: int) 
     for number, step in enumerate(steps):
         for _ in range(joins.count(number)):
             order = rng.choice(list(GroupOrder))
-            requests.append(
-                pair.client.session.subscribe(NAME, fill=FROM_START, group_order=order)
-            )
+            requests.append(pair.client.session.subscribe(NAME, fill=FROM_START, group_order=order))
         step()
         for _ in range(rng.randrange(4)):
             pair.drain(pair.client)

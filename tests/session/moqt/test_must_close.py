@@ -38,7 +38,6 @@ from moqt.wire.messages.subscribe import (
     TrackStatus,
 )
 from moqt.wire.parameters import Parameters
-from moqt.wire.subgroup import SubgroupHeader, encode_subgroup_object
 from moqt.wire.token import AuthorizationToken as Token
 from tests.session.lone import NAME, Lone
 
@@ -213,9 +212,18 @@ def tokens_in_an_update(*tokens: Token) -> Deed:
     return do
 
 
+def asking(*more: Message) -> Deed:
+    """A SUBSCRIBE, and these messages behind it."""
+
+    def do(peer: Lone) -> None:
+        peer.ask(*more)
+
+    return do
+
+
 def updates(count: int) -> Deed:
     """So many REQUEST_UPDATEs ahead of the answer to a SUBSCRIBE."""
-    return lambda peer: [peer.ask(*(RequestUpdate(100 + 2 * n) for n in range(count)))] and None
+    return asking(*(RequestUpdate(100 + 2 * n) for n in range(count)))
 
 
 def no_setup(peer: Lone) -> None:
@@ -242,7 +250,9 @@ def reset_of_control(peer: Lone) -> None:
 
 
 def stop_of_control(peer: Lone) -> None:
-    peer.stop(peer.session._control._own)  # type: ignore[arg-type]
+    own = peer.session._control._own
+    assert own is not None
+    peer.stop(own)
 
 
 def update_of(request: Subscribe | Fetch | TrackStatus | PublishNamespace, octets: str) -> Deed:
@@ -293,7 +303,7 @@ ROWS = [
         lambda p: p.say(p.bidi(), Subscribe(0, NAME)), C.INVALID_REQUEST_ID, CLIENT),
     Row("7 Request ID used twice, by other kinds", twice(0), C.INVALID_REQUEST_ID),
     Row("7 Request ID used twice, out of order", twice(40, 40), C.INVALID_REQUEST_ID),
-    Row("7 update with the ID of its request", lambda p: p.ask(RequestUpdate(0)) and None,
+    Row("7 update with the ID of its request", asking(RequestUpdate(0)),
         C.INVALID_REQUEST_ID),
     # 8, 9: pairs
     Row("8 type of a pair overflows", setup("ffffffffffffffffff 00" "02 00"), established=False),
@@ -344,10 +354,10 @@ ROWS = [
     # 19, 20: updates and GOAWAY
     Row("19 too many updates", updates(33), C.TOO_MANY_REQUEST_UPDATES),
     Row("20 second GOAWAY", lambda p: p.say(p.control, Goaway(), Goaway())),
-    Row("20 second GOAWAY on a request stream", lambda p: p.ask(Goaway(), Goaway()) and None),
+    Row("20 second GOAWAY on a request stream", asking(Goaway(), Goaway())),
     Row("20 GOAWAY with a URI too long", control("10 2004 a001" + "61" * 8193 + "00")),
     Row("20 GOAWAY with a URI from a client", lambda p: p.say(p.control, Goaway("moqt://x"))),
-    Row("20 the same on a request stream", lambda p: p.ask(Goaway("moqt://x")) and None),
+    Row("20 the same on a request stream", asking(Goaway("moqt://x"))),
     # 21-24: answers out of place
     Row("21 properties where none belong", answered(
         SubscribeOk(7), bytes.fromhex("07 0003 00 0201")), role=CLIENT),

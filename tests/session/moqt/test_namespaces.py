@@ -50,7 +50,7 @@ def watching(*namespaces: TrackNamespace, prefix: TrackNamespace = KV, chunk: in
     return pair
 
 
-# -- SUBSCRIBE_NAMESPACE -----------------------------------------------------------------------
+# -- SUBSCRIBE_NAMESPACE ---------------------------------------------------------------------------
 
 
 def test_the_answer_comes_first_and_then_every_match_there_is() -> None:
@@ -102,9 +102,7 @@ def test_only_the_suffix_travels_and_an_exact_match_has_an_empty_one() -> None:
     pair = watching(KV, of("kvcs-1", "a"))
 
     sent = [
-        bytes(c.data)
-        for end, c in pair.log
-        if end is pair.server and isinstance(c, SendStreamData)
+        bytes(c.data) for end, c in pair.log if end is pair.server and isinstance(c, SendStreamData)
     ]
     assert sent == [
         encode_message(RequestOk()),
@@ -246,7 +244,7 @@ def test_a_namespace_told_twice_appears_once() -> None:
     assert len(peer.seen(NamespaceAppeared)) == len(peer.seen(NamespaceGone)) == 1
 
 
-# -- a prefix that moves -------------------------------------------------------------------------
+# -- a prefix that moves ---------------------------------------------------------------------------
 
 
 def asked_for(peer: Lone, prefix: TrackNamespace, directory: NamespaceDirectory) -> int:
@@ -269,12 +267,12 @@ def test_a_moved_prefix_tells_all_afresh_relative_to_the_new_one() -> None:
         directory.add(namespace)
     stream_id = asked_for(peer, of("a"), directory)
 
-    peer.say(stream_id, moved(peer, of("b")))  # type: ignore[arg-type]
+    peer.say(stream_id, moved(peer, of("b")))
     directory.remove(of("a", "1"))
     directory.remove(of("b", "3"))
     peer.drain()
 
-    assert peer.sent(stream_id) == b"".join(  # type: ignore[arg-type]
+    assert peer.sent(stream_id) == b"".join(
         map(
             encode_message,
             (RequestOk(), Namespace(of("2")), Namespace(of("3")), NamespaceDone(of("3"))),
@@ -288,12 +286,12 @@ def test_a_prefix_moved_onto_another_ends_the_request() -> None:
     asked_for(peer, of("a"), directory)
     stream_id = asked_for(peer, of("b"), directory)
 
-    peer.say(stream_id, moved(peer, of("a", "x")))  # type: ignore[arg-type]
+    peer.say(stream_id, moved(peer, of("a", "x")))
 
     refusal = encode_message(
         RequestError(RequestErrorCode.PREFIX_OVERLAP, 0, "a-x overlaps another")
     )
-    assert peer.sent(stream_id) == refusal  # type: ignore[arg-type]
+    assert peer.sent(stream_id) == refusal
     assert [e.cancelled for e in peer.seen(PeerRequestEnded)] == [False]
     directory.add(of("b", "late"))
     peer.drain()
@@ -315,7 +313,7 @@ def test_an_update_ahead_of_the_answer_is_applied_behind_it() -> None:
     assert peer.sent(stream_id) == b"".join(map(encode_message, sent))
 
 
-# -- PUBLISH_NAMESPACE ---------------------------------------------------------------------------
+# -- PUBLISH_NAMESPACE -----------------------------------------------------------------------------
 
 
 def test_an_announcement_stands_until_it_is_withdrawn() -> None:

@@ -5,6 +5,7 @@ decisions.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.commands import SendStreamData, StreamId
 from moqt.session.config import SessionConfig
-from moqt.session.events import ObjectReceived, SubscribeAccepted
+from moqt.session.events import ObjectReceived, RequestId, SubscribeAccepted
 from moqt.session.localtrack import LocalSubgroup, LocalTrack
 from moqt.session.sendqueue import RESERVED_STREAMS, OpenStreams
 from moqt.session.streams import is_unidirectional
@@ -197,7 +198,7 @@ def test_a_change_of_priority_takes_effect_at_the_next_write() -> None:
     put(second, 0, octets=200_000, priority=20)
     [(stream_a, _), *_] = quanta(pair, 3)
 
-    pair.client.session.update(2, Parameters({P.SUBSCRIBER_PRIORITY: 0}))  # type: ignore[arg-type]
+    pair.client.session.update(RequestId(2), Parameters({P.SUBSCRIBER_PRIORITY: 0}))
     pair.drain(pair.client)
     while pair.deliver_one():
         pass
@@ -205,7 +206,7 @@ def test_a_change_of_priority_takes_effect_at_the_next_write() -> None:
     assert {stream_id for stream_id, _ in quanta(pair, 5)}.isdisjoint({stream_a})
 
 
-# -- turns ----------------------------------------------------------------------------------------
+# -- turns -----------------------------------------------------------------------------------------
 
 
 def test_requests_of_equal_priority_take_turns() -> None:
@@ -250,7 +251,7 @@ def test_one_that_comes_back_gets_no_more_than_its_turn() -> None:
     assert 0.3 < sent.count(sent[0]) / len(sent) < 0.7
 
 
-# -- flow control ---------------------------------------------------------------------------------
+# -- flow control ----------------------------------------------------------------------------------
 
 
 class Credit:
@@ -331,7 +332,7 @@ def test_nothing_waits_where_nothing_can_come() -> None:
     assert not pair.server.session.has_data_waiting
 
 
-# -- how many streams are open -----------------------------------------------------------------------
+# -- how many streams are open ---------------------------------------------------------------------
 
 
 LIMIT = 4
@@ -451,11 +452,7 @@ def test_streams_that_end_in_any_way_make_room_for_others() -> None:
 def test_without_a_stream_from_the_peer_nothing_is_opened() -> None:
     streams = OpenStreams(2)
 
-    class Urgent:
-        serves_past = True
+    urgent: Any = SimpleNamespace(serves_past=True, rank=lambda: (0,) * 6)
 
-        def rank(self) -> tuple[int, ...]:
-            return (0,)
-
-    assert not streams.may_open(Urgent(), StreamId(7), Credit(lambda s: 0))  # type: ignore[arg-type]
-    assert streams.may_open(Urgent(), StreamId(7), Credit(lambda s: 1))  # type: ignore[arg-type]
+    assert not streams.may_open(urgent, StreamId(7), Credit(lambda s: 0))
+    assert streams.may_open(urgent, StreamId(7), Credit(lambda s: 1))

@@ -2,11 +2,18 @@
 
 import pytest
 
-from moqt.codepoints import RequestErrorCode, SessionErrorCode, StreamErrorCode
+from moqt.codepoints import ParameterType as P
+from moqt.codepoints import PublishDoneCode, RequestErrorCode, SessionErrorCode
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
-from moqt.session.commands import CloseSession, ReleaseCredit, SendStreamData, StopSending
+from moqt.session.commands import (
+    CloseSession,
+    ReleaseCredit,
+    SendStreamData,
+    StopSending,
+    StreamId,
+)
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import (
     GoawayReceived,
@@ -18,18 +25,20 @@ from moqt.session.events import (
     SubscribeReceived,
 )
 from moqt.session.localtrack import LocalTrack
-from moqt.wire.filters import LocationFilter
+from moqt.wire.filters import LocationFilter, RangeFilter
 from moqt.wire.framing import encode_message
 from moqt.wire.messages.request import RequestError
 from moqt.wire.messages.setup import Goaway, Setup
 from moqt.wire.messages.subscribe import Subscribe, SubscribeOk
+from moqt.wire.parameters import Parameters
 from tests.session.lone import Lone
 from tests.session.pair import NAME, Pair, locations, make_track, payload_of, publish_group, whole
 
 FROM_START = LocationFilter.absolute_start(0, 0)
+EXPIRED = PublishDoneCode.EXPIRED
 
 
-# -- SETUP ---------------------------------------------------------------------------------------
+# -- SETUP -----------------------------------------------------------------------------------------
 
 
 def test_each_side_sends_setup_at_once_and_only_a_client_says_where_to() -> None:
@@ -72,15 +81,12 @@ def test_requests_may_leave_ahead_of_the_peers_setup() -> None:
 
 def test_filters_wait_for_the_peers_setup() -> None:
     pair = Pair(start=False)
-    from moqt.codepoints import ParameterType as P
-    from moqt.wire.filters import RangeFilter
-
     only = RangeFilter(P.OBJECTID_FILTER, ranges=((1, 1),))
     with pytest.raises(UsageError, match="limit 0"):
         pair.client.session.subscribe(NAME, range_filters=[only])
 
 
-# -- Request IDs ---------------------------------------------------------------------------------
+# -- Request IDs -----------------------------------------------------------------------------------
 
 
 def test_request_ids_count_up_by_two_on_each_side() -> None:
@@ -91,7 +97,7 @@ def test_request_ids_count_up_by_two_on_each_side() -> None:
     assert (client, server) == ([0, 2, 4], [1, 3, 5])
 
 
-# -- GOAWAY --------------------------------------------------------------------------------------
+# -- GOAWAY ----------------------------------------------------------------------------------------
 
 
 def test_goaway_lets_what_there_is_run_out_and_then_the_session_ends() -> None:
@@ -153,7 +159,9 @@ def test_a_goaway_that_is_not_followed_ends_with_a_timeout() -> None:
     assert pair.server.closed is None
     pair.advance(0.2)
 
-    assert pair.server.closed == CloseSession(SessionErrorCode.GOAWAY_TIMEOUT, "1 requests are open")
+    assert pair.server.closed == CloseSession(
+        SessionErrorCode.GOAWAY_TIMEOUT, "1 requests are open"
+    )
     assert pair.client.one(SessionTerminated).code == SessionErrorCode.GOAWAY_TIMEOUT
 
 
@@ -179,7 +187,7 @@ def test_goaway_for_one_request_names_it() -> None:
     peer.session.subscribe(NAME)
 
 
-# -- the end -------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_the_end_comes_once_and_last_whoever_closes() -> None:
@@ -216,11 +224,11 @@ def test_after_the_end_nothing_can_be_asked_and_answers_are_dropped() -> None:
         with pytest.raises(UsageError, match="over"):
             getattr(pair.client.session, ask)(NAME)
     with pytest.raises(UsageError):
-        pair.client.session.update(request_id, {})  # type: ignore[arg-type]
+        pair.client.session.update(request_id, Parameters())
     pair.client.session.cancel(request_id)
     pair.server.session.cancel(asked.request_id)
     assert pair.server.session.accept_subscribe(asked.request_id, track) is False
-    assert pair.server.session.end_subscription(asked.request_id, 0) is False  # type: ignore[arg-type]
+    assert pair.server.session.end_subscription(asked.request_id, EXPIRED) is False
     for end in pair.ends:
         assert list(end.session.data_to_send()) == []
 
@@ -253,7 +261,7 @@ def test_two_timers_at_once_end_the_session_once() -> None:
 # -- streams that wait for their place -------------------------------------------------------------
 
 
-def early(peer: Lone, alias: int, octets: int = 1) -> int:
+def early(peer: Lone, alias: int, octets: int = 1) -> StreamId:
     """Open a stream of an alias that is not known yet, with so many octets."""
     stream_id = peer.uni()
     head = bytes([0x10]) + bytes([alias]) + bytes.fromhex("00 80 00 ff00ffffffffffffff")
@@ -280,17 +288,17 @@ def test_only_so_many_octets_wait_for_their_alias() -> None:
     assert stopped(peer) == []
     assert not [c for c in peer.commands if isinstance(c, ReleaseCredit)]
 
-    peer.data(second, bytes(200))  # type: ignore[arg-type]
+    peer.data(second, bytes(200))
 
     assert stopped(peer) == [second]
     assert [c for c in peer.commands if isinstance(c, ReleaseCredit)] == [
-        ReleaseCredit(second, 500)  # type: ignore[arg-type]
+        ReleaseCredit(second, 500)
     ]
-    peer.data(second, bytes(5000))  # type: ignore[arg-type]
-    assert peer.commands[-1] == ReleaseCredit(second, 5000)  # type: ignore[arg-type]
+    peer.data(second, bytes(5000))
+    assert peer.commands[-1] == ReleaseCredit(second, 5000)
     early(peer, 12, 300)
     assert stopped(peer) == [second]
-    peer.reset(first)  # type: ignore[arg-type]
+    peer.reset(first)
     peer.assert_alive()
 
 
@@ -342,9 +350,9 @@ def test_streams_ahead_of_setup_have_the_same_limits() -> None:
 def test_a_reset_of_a_stream_that_waits_forgets_it() -> None:
     peer = Lone(Role.CLIENT)
     waiting = early(peer, 10, 20)
-    peer.reset(waiting)  # type: ignore[arg-type]
+    peer.reset(waiting)
 
-    assert peer.commands[-1] == ReleaseCredit(waiting, 20)  # type: ignore[arg-type]
+    assert peer.commands[-1] == ReleaseCredit(waiting, 20)
     assert peer.session.next_deadline() is None
     assert peer.session._delivery._streams == {}
 
@@ -401,9 +409,9 @@ def test_stop_sending_on_something_unknown_is_nothing() -> None:
     peer = Lone(Role.SERVER)
     for stream_id in (0, 4, 1, 5, 3, 7, 1001):
         if stream_id != 3:
-            peer.stop(stream_id)  # type: ignore[arg-type]
+            peer.stop(stream_id)
     for stream_id in (0, 1, 6, 1002):
-        peer.reset(stream_id)  # type: ignore[arg-type]
+        peer.reset(stream_id)
     peer.session._early_stops.clear()
 
     assert not [c for c in peer.commands if not isinstance(c, ReleaseCredit)]
@@ -413,7 +421,7 @@ def test_stop_sending_on_something_unknown_is_nothing() -> None:
 def test_stops_ahead_of_requests_are_remembered_only_so_far() -> None:
     peer = Lone(Role.SERVER)
     for number in range(1000):
-        peer.stop(4000 + 4 * number)  # type: ignore[arg-type]
+        peer.stop(4000 + 4 * number)
 
     assert len(peer.session._early_stops) == 256
 
@@ -429,4 +437,3 @@ def test_codes_of_stream_errors_need_not_be_known() -> None:
     pair.settle()
 
     assert pair.server.closed is None
-    assert StreamErrorCode.CANCELLED == 1

@@ -36,10 +36,10 @@ ONE_OBJECT = bytes.fromhex("10 07 00 80 00 01 61")
 
 
 def done(peer: Lone, stream_id: int, count: int) -> None:
-    peer.say(stream_id, PublishDone(ENDED, count), fin=True)  # type: ignore[arg-type]
+    peer.say(stream_id, PublishDone(ENDED, count), fin=True)
 
 
-# -- the publisher's count -----------------------------------------------------------------------
+# -- the publisher's count -------------------------------------------------------------------------
 
 
 def test_every_stream_counts_the_fill_and_empty_ones_too() -> None:
@@ -114,7 +114,7 @@ def test_publish_done_may_be_the_first_to_arrive() -> None:
     assert pair.client.one(SubscriptionEnded).complete
 
 
-# -- the subscriber's patience -------------------------------------------------------------------
+# -- the subscriber's patience ---------------------------------------------------------------------
 
 
 def test_streams_that_never_come_end_it_incomplete_after_the_timer() -> None:
@@ -192,7 +192,7 @@ def test_a_reset_stream_counts_as_seen() -> None:
     assert [e.complete for e in peer.seen(SubscriptionEnded)] == [True]
 
 
-# -- giving up -----------------------------------------------------------------------------------
+# -- giving up -------------------------------------------------------------------------------------
 
 
 def test_a_cancel_resets_every_stream_and_nothing_is_left_behind() -> None:
@@ -337,7 +337,7 @@ def test_a_track_that_is_dropped_resets_what_was_not_sent() -> None:
     assert pair.leave_behind() == []
 
 
-# -- answers -------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def test_no_answer_in_time_is_a_timeout_of_the_publisher() -> None:
@@ -408,7 +408,7 @@ def test_more_requests_than_we_serve_are_refused_and_ours_do_not_count() -> None
     assert [e.code for e in pair.client.take(RequestRefused)] == [RequestErrorCode.EXCESSIVE_LOAD]
 
 
-# -- limits of the subscriber --------------------------------------------------------------------
+# -- limits of the subscriber ----------------------------------------------------------------------
 
 
 def test_an_application_that_falls_behind_loses_its_subscription_and_no_other() -> None:
@@ -495,9 +495,9 @@ def test_an_alias_shared_by_two_subscriptions_outlives_the_first() -> None:
     first, _ = peer.subscribed(7)
     second, _ = peer.subscribed(7)
     peer.data(peer.uni(), ONE_OBJECT, fin=True)
-    peer.session.cancel(first)  # type: ignore[arg-type]
+    peer.session.cancel(first)
     peer.data(peer.uni(), ONE_OBJECT, fin=True)
-    peer.session.cancel(second)  # type: ignore[arg-type]
+    peer.session.cancel(second)
     peer.data(peer.uni(), ONE_OBJECT, fin=True)
 
     assert [e.request_id for e in peer.seen(ObjectReceived)] == [first, second]

@@ -1,5 +1,7 @@
 """REQUEST_UPDATE: priority, filters, pause and resume, a fill asked for later, and failure."""
 
+from typing import Any
+
 import pytest
 
 from moqt.codepoints import ObjectStatus, PublishDoneCode, RequestErrorCode
@@ -41,9 +43,9 @@ def update(pair: Pair, request_id: RequestId, **values: object) -> RequestId:
     return pair.client.session.update(request_id, parameters)
 
 
-def subscribed(pair: Pair, track: LocalTrack, **options: object) -> RequestId:
+def subscribed(pair: Pair, track: LocalTrack, **options: Any) -> RequestId:
     pair.server.publish(track)
-    request_id = pair.client.session.subscribe(NAME, **options)  # type: ignore[arg-type]
+    request_id = pair.client.session.subscribe(NAME, **options)
     pair.settle()
     return request_id
 
@@ -56,7 +58,7 @@ def resets(pair: Pair) -> int:
     return sum(isinstance(c, ResetStream) for _, c in pair.log)
 
 
-# -- answers -------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def test_each_update_is_answered_once_and_carries_the_largest_object() -> None:
@@ -163,7 +165,7 @@ def test_filters_the_peer_would_refuse_are_not_sent() -> None:
         pair.client.session.subscribe(NAME, range_filters=[objects_only((0, 0), (2, 2))])
 
 
-# -- filters -------------------------------------------------------------------------------------
+# -- filters ---------------------------------------------------------------------------------------
 
 
 def test_a_range_filter_hides_objects_and_the_stream_still_ends_by_fin() -> None:
@@ -199,7 +201,7 @@ def first_octets(pair: Pair) -> list[int]:
     ],
 )
 def test_the_end_of_a_group_is_promised_only_where_no_filter_may_hide_it(
-    options: dict[str, object], promised: list[bool]
+    options: dict[str, Any], promised: list[bool]
 ) -> None:
     pair = Pair()
     track = LocalTrack(NAME)
@@ -367,7 +369,7 @@ def test_a_narrow_range_can_be_widened_again() -> None:
     assert received(pair) == [(0, 0), (0, 1), (0, 3), (1, 0)]
 
 
-# -- pause and resume ----------------------------------------------------------------------------
+# -- pause and resume ------------------------------------------------------------------------------
 
 
 def test_a_pause_stops_objects_and_a_resume_goes_on_with_what_comes_then() -> None:
@@ -447,7 +449,7 @@ def test_a_track_that_ends_during_a_pause_ends_the_subscription() -> None:
     assert pair.client.one(SubscriptionEnded).complete
 
 
-# -- fills ---------------------------------------------------------------------------------------
+# -- fills -----------------------------------------------------------------------------------------
 
 
 def test_an_update_can_ask_for_a_fill() -> None:

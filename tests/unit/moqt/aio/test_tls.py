@@ -1,7 +1,6 @@
 """Certificates and keys that can be used, and those that cannot."""
 
 import datetime
-import ssl
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,11 @@ from moqt.aio.tls import (
     ClientTls,
     ServerTls,
     TlsSettingsError,
-    client_configuration,
+    check_client_tls,
+    check_server_tls,
+    load_cas,
+    load_identity,
     make_certificates,
-    server_configuration,
 )
 
 
@@ -23,45 +24,33 @@ def files(tmp_path: Path) -> CertificateFiles:
     return make_certificates(tmp_path / "made")
 
 
-def test_made_certificates_can_be_served(files: CertificateFiles) -> None:
-    configuration = server_configuration(
-        ServerTls(files.certificate_file, files.key_file), ["moqt-22"]
-    )
+def test_made_certificates_can_be_used(files: CertificateFiles) -> None:
+    check_server_tls(ServerTls(files.certificate_file, files.key_file))
+    check_client_tls(ClientTls(files.ca_file))
 
-    assert configuration.alpn_protocols == ["moqt-22"]
-    assert configuration.private_key is not None
+
+def test_the_public_cas_need_no_file() -> None:
+    check_client_tls(ClientTls())
+
+    assert load_cas(ClientTls()) is None
+
+
+def test_the_first_certificate_is_the_servers_and_the_others_its_chain(
+    files: CertificateFiles,
+) -> None:
+    alone = load_identity(ServerTls(files.certificate_file, files.key_file))
+    assert alone.chain == ()
+
+    both = files.certificate_file.read_bytes() + files.ca_file.read_bytes()
+    files.certificate_file.write_bytes(both)
+    chained = load_identity(ServerTls(files.certificate_file, files.key_file))
+
+    assert chained.certificate == alone.certificate
+    assert list(chained.chain) == load_cas(ClientTls(files.ca_file))
 
 
 def test_the_key_is_readable_by_its_owner_only(files: CertificateFiles) -> None:
     assert files.key_file.stat().st_mode & 0o077 == 0
-
-
-def test_a_client_verifies_unless_told_not_to(files: CertificateFiles) -> None:
-    believing = client_configuration(ClientTls(verify=False), ["x"], "example.org")
-    public = client_configuration(ClientTls(), ["x"], "example.org")
-    private = client_configuration(ClientTls(files.ca_file), ["x"], "example.org")
-
-    assert believing.verify_mode == ssl.CERT_NONE
-    assert public.verify_mode == private.verify_mode == ssl.CERT_REQUIRED
-    assert public.cadata is None
-    assert private.cadata == files.ca_file.read_bytes()
-
-
-def test_the_name_to_verify_is_the_host_unless_another_is_given() -> None:
-    dialled = client_configuration(ClientTls(), ["x"], "10.0.0.1")
-    named = client_configuration(ClientTls(server_name="kv.example"), ["x"], "10.0.0.1")
-
-    assert dialled.server_name == "10.0.0.1"
-    assert named.server_name == "kv.example"
-
-
-def test_a_ca_file_without_a_final_newline_is_read(files: CertificateFiles) -> None:
-    files.ca_file.write_bytes(files.ca_file.read_bytes().rstrip())
-
-    configuration = client_configuration(ClientTls(files.ca_file), ["x"], "h")
-
-    assert configuration.cadata is not None
-    assert configuration.cadata.endswith(b"-----END CERTIFICATE-----\n")
 
 
 @pytest.mark.parametrize("which", ["certificate_file", "key_file"])
@@ -77,7 +66,7 @@ def test_an_unusable_server_file_is_named(
         file.write_bytes(content)
 
     with pytest.raises(TlsSettingsError, match=why) as caught:
-        server_configuration(ServerTls(files.certificate_file, files.key_file), ["x"])
+        check_server_tls(ServerTls(files.certificate_file, files.key_file))
 
     assert str(file) in str(caught.value)
 
@@ -89,7 +78,7 @@ def test_an_unusable_ca_file_is_named(tmp_path: Path, content: bytes | None, why
         file.write_bytes(content)
 
     with pytest.raises(TlsSettingsError, match=why) as caught:
-        client_configuration(ClientTls(file), ["x"], "h")
+        check_client_tls(ClientTls(file))
 
     assert str(file) in str(caught.value)
 
@@ -98,7 +87,7 @@ def test_a_key_of_another_certificate_is_refused(files: CertificateFiles, tmp_pa
     other = make_certificates(tmp_path / "other")
 
     with pytest.raises(TlsSettingsError, match="does not belong") as caught:
-        server_configuration(ServerTls(files.certificate_file, other.key_file), ["x"])
+        check_server_tls(ServerTls(files.certificate_file, other.key_file))
 
     assert str(other.key_file) in str(caught.value)
 
@@ -110,6 +99,6 @@ def test_an_expired_certificate_is_refused(
     monkeypatch.setattr(tls, "_utc_now", lambda: later)
 
     with pytest.raises(TlsSettingsError, match="expired on") as caught:
-        server_configuration(ServerTls(files.certificate_file, files.key_file), ["x"])
+        check_server_tls(ServerTls(files.certificate_file, files.key_file))
 
     assert str(files.certificate_file) in str(caught.value)

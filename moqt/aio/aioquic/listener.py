@@ -1,0 +1,265 @@
+"""Listening: many connections on one UDP socket, told apart by connection ID."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import TRANSPORT_CLOSE_FRAME_CAPACITY
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.retry import QuicRetryTokenHandler
+
+from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS, server_configuration
+from moqt.aio.aioquic.connection import Connection
+from moqt.aio.aioquic.transport import AioquicTransport
+from moqt.aio.settings import QuicSettings
+from moqt.aio.tls import ServerTls
+from moqt.aio.transport import ReceiverFactory
+from moqt.aio.udp import Address, UdpEndpoint, bound_socket, spell
+
+
+async def listen(
+    host: str,
+    port: int,
+    settings: QuicSettings,
+    tls: ServerTls,
+    receiver_factory: ReceiverFactory,
+    *,
+    alpn: Sequence[str],
+) -> "Listener":
+    """Accept connections on a UDP port.
+
+    Args:
+        host: Name or address to bind; the first address of a name is taken.
+        port: UDP port, 0 for any that is free.
+        settings: Limits of each connection, and how many there may be.
+        tls: The certificate to show.
+        receiver_factory: Makes the receiver of each connection whose handshake is complete.
+        alpn: Protocols accepted, the preferred one first.
+
+    Raises:
+        TlsSettingsError: If a file of ``tls`` cannot be used.
+        OSError: If the address is not known or cannot be bound; the message names it.
+    """
+    configuration = server_configuration(settings, tls, alpn)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        sock = bound_socket(family, address)
+    except OSError as error:
+        where = spell((host, port))
+        raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
+    return Listener(sock, settings, configuration, receiver_factory)
+
+
+class Listener:
+    """Many connections on one UDP socket, told apart by connection ID. Made by :func:`listen`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        settings: QuicSettings,
+        configuration: QuicConfiguration,
+        receiver_factory: ReceiverFactory,
+    ) -> None:
+        self._settings = settings
+        self._configuration = configuration
+        self._receiver_factory = receiver_factory
+        self._retry = QuicRetryTokenHandler() if settings.retry else None
+        self._routes: dict[bytes, AioquicTransport] = {}
+        self._transports: dict[AioquicTransport, set[bytes]] = {}
+        self._touched: dict[AioquicTransport, None] = {}
+        self._accepting = True
+        self._closed = asyncio.Event()
+        self._endpoint = UdpEndpoint(sock, self)
+        self._address = self._endpoint.address
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Address and UDP port that are listened on."""
+        return self._address[0], self._address[1]
+
+    @property
+    def transports(self) -> tuple[AioquicTransport, ...]:
+        """The connections of the moment, those in their handshake or closing included."""
+        return tuple(self._transports)
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections from now on; those there are go on."""
+        self._accepting = False
+
+    def close(self) -> None:
+        """Close what connections there are, with code 0, and then the socket."""
+        self._accepting = False
+        for transport in tuple(self._transports):
+            transport.close(0, "listener closed")
+        # After the turn in which the connections say so.
+        asyncio.get_running_loop().call_soon(self._close_socket)
+
+    async def wait_closed(self) -> None:
+        """Return when the socket is closed."""
+        await self._closed.wait()
+
+    def _close_socket(self) -> None:
+        for transport in tuple(self._transports):
+            transport.abandon()
+        self._endpoint.close()
+        self._closed.set()
+
+    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
+        """Hand each datagram to its connection (called by the endpoint)."""
+        run: list[bytes] = []
+        previous: AioquicTransport | None = None
+        for data in datagrams:
+            transport = self._route(data, address)
+            if transport is None:
+                continue
+            if transport is not previous and previous is not None:
+                previous.feed(run, address)
+                run = []
+            previous = transport
+            self._touched[transport] = None
+            run.append(data)
+        if previous is not None:
+            previous.feed(run, address)
+
+    def batch_received(self) -> None:
+        """Let each connection that was touched answer, once (called by the endpoint)."""
+        touched, self._touched = self._touched, {}
+        for transport in touched:
+            transport.answer()
+
+    def error_received(self, error: OSError) -> None:
+        """Errors of one peer are no concern of the others (called by the endpoint)."""
+
+    def _route(self, data: bytes, address: Address) -> AioquicTransport | None:
+        if not data:
+            return None
+        if not data[0] & 0x80:
+            return self._routes.get(data[1 : 1 + CONNECTION_ID_OCTETS])
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=CONNECTION_ID_OCTETS)
+        except ValueError:
+            return None
+        if header.version not in self._configuration.supported_versions:
+            # Never answer a Version Negotiation packet with another, and nothing that is
+            # smaller than the answer could be (RFC 9000 Section 6.1).
+            if header.packet_type is not QuicPacketType.VERSION_NEGOTIATION and len(data) >= 1200:
+                answer = encode_quic_version_negotiation(
+                    source_cid=header.destination_cid,
+                    destination_cid=header.source_cid,
+                    supported_versions=self._configuration.supported_versions,
+                )
+                self._endpoint.send([answer], address)
+            return None
+        transport = self._routes.get(header.destination_cid)
+        if transport is not None:
+            return transport
+        if header.packet_type is not QuicPacketType.INITIAL or len(data) < 1200:
+            return None
+        return self._accept(header, address)
+
+    def _accept(self, header: QuicHeader, address: Address) -> AioquicTransport | None:
+        """Make a connection for a client's first packet, or refuse it."""
+        if not self._accepting or len(self._transports) >= self._settings.max_connections:
+            self._refuse(header, QuicErrorCode.CONNECTION_REFUSED, address)
+            return None
+        original, retried = header.destination_cid, None
+        if self._retry is not None:
+            if not header.token:
+                self._send_retry(self._retry, header, address)
+                return None
+            try:
+                original = self._retry.validate_token(
+                    address=address,
+                    destination_cid=header.destination_cid,
+                    token=header.token,
+                    now=time.monotonic(),
+                )
+            except ValueError:
+                self._refuse(header, QuicErrorCode.INVALID_TOKEN, address)
+                return None
+            retried = header.destination_cid
+        connection = Connection(
+            self._settings,
+            configuration=self._configuration,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
+        )
+        transport = AioquicTransport(
+            connection, self._endpoint, self._settings, self._receiver_factory, remote=None
+        )
+        self._transports[transport] = set()
+
+        def note_id(octets: bytes, issued: bool) -> None:
+            if issued:
+                self._routes[octets] = transport
+                self._transports[transport].add(octets)
+            else:
+                self._routes.pop(octets, None)
+                self._transports[transport].discard(octets)
+
+        def forget() -> None:
+            for octets in self._transports.pop(transport, ()):
+                self._routes.pop(octets, None)
+
+        transport.on_connection_id = note_id
+        transport.on_over = forget
+        note_id(header.destination_cid, True)
+        note_id(connection.host_cid, True)
+        return transport
+
+    def _send_retry(
+        self, handler: QuicRetryTokenHandler, header: QuicHeader, address: Address
+    ) -> None:
+        """Make a client prove that it is where it says (RFC 9000 Section 8.1.2)."""
+        source_cid = os.urandom(CONNECTION_ID_OCTETS)
+        retry = encode_quic_retry(
+            version=header.version or 0,
+            source_cid=source_cid,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
+            retry_token=handler.create_token(
+                address=address,
+                original_destination_connection_id=header.destination_cid,
+                retry_source_connection_id=source_cid,
+                now=time.monotonic(),
+            ),
+        )
+        self._endpoint.send([retry], address)
+
+    def _refuse(self, header: QuicHeader, code: QuicErrorCode, address: Address) -> None:
+        """Answer a client's first packet with CONNECTION_CLOSE, and keep nothing of it."""
+        crypto = CryptoPair()
+        crypto.setup_initial(
+            cid=header.destination_cid, is_client=False, version=header.version or 0
+        )
+        builder = QuicPacketBuilder(
+            host_cid=header.destination_cid,
+            is_client=False,
+            max_datagram_size=1200,
+            peer_cid=header.source_cid,
+            version=header.version or 0,
+        )
+        builder.start_packet(QuicPacketType.INITIAL, crypto)
+        buf = builder.start_frame(
+            QuicFrameType.TRANSPORT_CLOSE, capacity=TRANSPORT_CLOSE_FRAME_CAPACITY
+        )
+        buf.push_uint_var(code)
+        buf.push_uint_var(QuicFrameType.PADDING)
+        buf.push_uint_var(0)
+        self._endpoint.send(builder.flush()[0], address)

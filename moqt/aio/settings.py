@@ -1,0 +1,72 @@
+"""What a QUIC connection can be told before it starts, and limits that cannot be told otherwise.
+
+Both are the same whichever engine carries it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Connection-level flow control credit that data streams leave to control and request streams.
+CONTROL_RESERVE = 16 << 10
+
+#: What may always be written while nothing is in flight.
+IDLE_BUDGET = 16 << 10
+
+#: QUIC DATAGRAMs kept at most while the congestion window is full.
+DATAGRAM_BACKLOG = 4096
+
+#: A server forgets a connection whose handshake takes longer.
+HANDSHAKE_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuicSettings:
+    """What a connection can be told before it starts.
+
+    Raises:
+        ValueError: If a value is out of its range; the message names it.
+    """
+
+    max_datagram_octets: int = 1200
+    """UDP payload sent at most, 1200 to 16000. The path must take it: nothing probes for it."""
+
+    connection_window: int = 16 << 20
+    """Octets that may have arrived and not been consumed, over all streams."""
+
+    stream_window: int = 8 << 20
+    """The same for one stream."""
+
+    idle_timeout_s: float = 30.0
+    """Silence that ends a connection; the smaller one of both ends counts."""
+
+    keepalive: bool = True
+    """Whether to break the silence, at a third of the idle timeout."""
+
+    key_update_packets: int = 1 << 22
+    """Packets under one key; AES-GCM is safe for 2**23 (RFC 9001 Section 6.6)."""
+
+    congestion_control: Literal["reno", "cubic"] = "reno"
+
+    retry: bool = False
+    """Whether a listener makes clients prove their address first, at the cost of a round trip."""
+
+    max_connections: int = 1024
+    """Connections of one listener; more are refused."""
+
+    def __post_init__(self) -> None:
+        if not 1200 <= self.max_datagram_octets <= 16_000:
+            # The length of a STREAM frame is written in two octets, which cannot say more.
+            raise ValueError(f"max_datagram_octets is {self.max_datagram_octets}, not 1200..16000")
+        if self.stream_window < 1 << 16 or self.connection_window < self.stream_window:
+            raise ValueError(
+                f"stream_window {self.stream_window} must be 65536 or more and not above "
+                f"connection_window {self.connection_window}"
+            )
+        if self.idle_timeout_s <= 0:
+            raise ValueError(f"idle_timeout_s is {self.idle_timeout_s}, not above 0")
+        if not 1 <= self.key_update_packets <= 1 << 23:
+            raise ValueError(f"key_update_packets is {self.key_update_packets}, not 1..2**23")
+        if self.congestion_control not in ("reno", "cubic"):
+            raise ValueError(f"congestion_control {self.congestion_control!r} is not known")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections is {self.max_connections}, not 1 or more")

@@ -1,0 +1,96 @@
+"""Results, targets, and the little arithmetic between them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on one of a case's ratios, or on one of its figures."""
+
+    name: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def to_json(self) -> dict[str, float]:
+        bounds = {"at_least": self.at_least, "at_most": self.at_most}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    def is_met(self, value: float) -> bool:
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
+
+    def __str__(self) -> str:
+        bounds = (f"{name.replace('_', ' ')} {bound:g}" for name, bound in self.to_json().items())
+        return f"{self.name} {' and '.join(bounds)}"
+
+
+@dataclass
+class Result:
+    """What one case found."""
+
+    case: str
+    figures: dict[str, Any]
+    ratios: dict[str, float | None] = field(default_factory=dict)
+    targets: Sequence[Target] = ()
+    reason: str | None = None
+    """Why a ratio could not be had."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all targets are met; None if that cannot be told."""
+        found = self.figures | self.ratios
+        values = [found.get(target.name) for target in self.targets]
+        verdicts = [
+            target.is_met(value)
+            for target, value in zip(self.targets, values, strict=True)
+            if value is not None
+        ]
+        if not all(verdicts):
+            return False
+        return True if verdicts and len(verdicts) == len(values) else None
+
+    def to_json(self) -> str:
+        line: dict[str, Any] = {
+            "case": self.case,
+            "figures": self.figures,
+            "ratios": self.ratios,
+            "target": {target.name: target.to_json() for target in self.targets},
+            "met": self.met,
+        }
+        if self.reason is not None:
+            line["reason"] = self.reason
+        return json.dumps(line)
+
+
+def megabytes(octets: float) -> float:
+    """10**6 octets, as goodput is counted in."""
+    return round(octets / 1e6, 1)
+
+
+def mebibytes(octets: float) -> float:
+    """2**20 octets, as memory is counted in."""
+    return round(octets / (1 << 20), 2)
+
+
+def slope(points: Sequence[Point]) -> float:
+    """The rise of the line of least squares through points of an abscissa and an ordinate."""
+    count = len(points)
+    mean_x = sum(x for x, _ in points) / count
+    mean_y = sum(y for _, y in points) / count
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+
+
+def settled(points: Sequence[Point], warm_up: float = 0.2) -> Sequence[Point]:
+    """Leave out the first part of a run, in which caches and allocators fill."""
+    return points[max(1, int(len(points) * warm_up)) :] if len(points) > 2 else points
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in rows]

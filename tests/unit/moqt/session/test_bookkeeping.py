@@ -1,0 +1,233 @@
+"""The small tables of a session: timers, Request IDs, stream IDs, token aliases, turns."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moqt.errors import (
+    AuthTokenCacheOverflow,
+    DuplicateAuthTokenAlias,
+    InvalidRequestId,
+)
+from moqt.names import TrackNamespace
+from moqt.session.commands import StreamId
+from moqt.session.config import Role
+from moqt.session.context import Timers
+from moqt.session.requests import RequestIds, overlaps, shortened
+from moqt.session.sendqueue import Admission, Flow, Rank, SendQueue
+from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
+from moqt.session.tokens import TokenCache, UnknownTokenAlias
+from moqt.wire.token import AuthorizationToken as Token
+
+# -- Timers ----------------------------------------------------------------------------------------
+
+
+def test_a_timer_runs_from_the_next_time_that_is_told() -> None:
+    timers = Timers()
+    timers.start("a", 5.0)
+    assert timers.next_deadline() is None
+
+    assert timers.expired(100.0) == []
+    assert timers.next_deadline() == 105.0
+    assert timers.expired(104.9) == []
+    assert timers.expired(105.0) == ["a"]
+    assert timers.expired(200.0) == []
+    assert timers.next_deadline() is None
+
+
+def test_a_timer_that_is_started_again_runs_anew_and_a_stopped_one_not_at_all() -> None:
+    timers = Timers()
+    timers.start("a", 5.0)
+    timers.start("b", 1.0)
+    timers.expired(0.0)
+    timers.start("a", 5.0)
+    timers.stop("b")
+    timers.stop("never started")
+
+    assert timers.expired(4.0) == []
+    assert timers.next_deadline() == 9.0
+    timers.stop("a")
+    assert timers.expired(100.0) == []
+
+
+# -- IDs -------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 40), min_size=1))
+def test_a_request_id_is_taken_once_in_whatever_order(numbers: list[int]) -> None:
+    ids = RequestIds(Role.SERVER)
+    used: set[int] = set()
+    for number in numbers:
+        if number % 2 or number in used:
+            with pytest.raises(InvalidRequestId):
+                ids.take(number)
+        else:
+            assert ids.take(number) == number
+            used.add(number)
+
+
+def test_request_ids_in_order_take_no_memory() -> None:
+    ids = RequestIds(Role.CLIENT)
+    for number in range(1, 2001, 2):
+        ids.take(number)
+
+    assert ids._seen == set()
+    with pytest.raises(InvalidRequestId, match="used twice"):
+        ids.take(1999)
+
+
+@pytest.mark.parametrize(("role", "bidi", "uni"), [(Role.CLIENT, 0, 2), (Role.SERVER, 1, 3)])
+def test_stream_ids_say_who_opened_them_and_how(role: Role, bidi: int, uni: int) -> None:
+    ids = StreamIds(role)
+
+    assert [ids.bidi(), ids.bidi()] == [bidi, bidi + 4]
+    assert ids.next_uni() == uni
+    assert [ids.uni(), ids.uni()] == [uni, uni + 4]
+    assert is_opened_by(StreamId(bidi), role)
+    assert is_unidirectional(StreamId(uni))
+    assert not is_unidirectional(StreamId(bidi))
+    other = Role.SERVER if role is Role.CLIENT else Role.CLIENT
+    assert not is_opened_by(StreamId(uni), other)
+
+
+def test_a_reason_is_cut_between_characters() -> None:
+    assert shortened("é" * 600) == "é" * 512
+    assert shortened("xé" * 600, 4) == "xéx"
+    assert shortened("short") == "short"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (("a",), ("a", "b"), True),
+        (("a", "b"), ("a", "b"), True),
+        ((), ("z",), True),
+        (("a", "b"), ("a", "c"), False),
+        (("a",), ("ab",), False),
+    ],
+)
+def test_namespaces_overlap_if_one_begins_with_the_other(
+    one: tuple[str, ...], other: tuple[str, ...], expected: bool
+) -> None:
+    first, second = TrackNamespace.of(*one), TrackNamespace.of(*other)
+
+    assert overlaps(first, second) is expected
+    assert overlaps(second, first) is expected
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def test_a_registered_token_can_be_used_by_its_alias_until_it_is_deleted() -> None:
+    cache = TokenCache(100)
+    registered = Token.register(7, 1, b"secret")
+
+    assert cache.resolve([registered]) == (registered,)
+    assert cache.resolve([Token.use_alias(7)]) == (registered,)
+    assert cache.resolve([Token.delete(7)]) == ()
+    with pytest.raises(UnknownTokenAlias, match="alias 7"):
+        cache.resolve([Token.use_alias(7)])
+
+
+def test_each_token_costs_16_octets_and_its_value() -> None:
+    cache = TokenCache(40)
+    cache.resolve([Token.register(1, 0, b"1234")])
+    cache.resolve([Token.register(2, 0, b"1234")])
+    with pytest.raises(AuthTokenCacheOverflow):
+        cache.resolve([Token.register(3, 0, b"")])
+    cache.resolve([Token.delete(1), Token.register(3, 0, b"1234")])
+
+    with pytest.raises(DuplicateAuthTokenAlias):
+        cache.resolve([Token.register(3, 0, b"")])
+
+
+def test_what_a_setup_registers_beyond_the_limit_is_used_once() -> None:
+    cache = TokenCache(20)
+    token = Token.register(1, 0, b"x" * 50)
+
+    assert cache.resolve([token], in_setup=True) == (token,)
+    with pytest.raises(UnknownTokenAlias):
+        cache.resolve([Token.use_alias(1)])
+
+
+def test_a_registration_takes_effect_although_its_message_is_refused() -> None:
+    cache = TokenCache(100)
+    with pytest.raises(UnknownTokenAlias):
+        cache.resolve([Token.use_alias(9), Token.register(1, 0, b"x")])
+
+    assert len(cache.resolve([Token.use_alias(1)])) == 1
+
+
+def test_a_value_that_is_used_once_is_not_kept() -> None:
+    cache = TokenCache(0)
+
+    assert cache.resolve([Token.use_value(0, b"x")] * 2) == (Token.use_value(0, b"x"),) * 2
+
+
+# -- turns -----------------------------------------------------------------------------------------
+
+
+class Stub:
+    """A request with one flow, and the flow."""
+
+    def __init__(self, name: str, priority: int = 0) -> None:
+        self.name = name
+        self.priority = priority
+        self.has_waiting = True
+        self.blocked = False
+        self.stream_id: StreamId | None = StreamId(3)
+        self.finished = False
+        self.serves_past = False
+
+    def rank(self) -> Rank:
+        return (self.priority, 0, 0, 0, 0, 0)
+
+    def has_data(self) -> bool:
+        return self.has_waiting
+
+    def pull(self, limit: int) -> tuple[list[object], int]:
+        return [], 0
+
+    def candidate(self, admit: Admission) -> Flow | None:
+        return self if self.has_waiting and admit(self) else None  # type: ignore[arg-type,return-value]
+
+    def stream_stopped(self, flow: Flow) -> None:
+        self.finished = True
+
+
+def turns(queue: SendQueue, count: int) -> str:
+    names = ""
+    for _ in range(count):
+        turn = queue.next(lambda flow: not flow.blocked)  # type: ignore[attr-defined]
+        names += turn[0].name if turn is not None else "-"  # type: ignore[attr-defined]
+    return names
+
+
+def test_equals_take_turns_and_the_urgent_go_first() -> None:
+    queue = SendQueue()
+    urgent, *equals = Stub("u", 0), Stub("a", 5), Stub("b", 5), Stub("c", 5)
+    for stub in equals:
+        queue.wake(stub)
+    assert turns(queue, 7) == "abcabca"
+
+    queue.wake(urgent)
+    assert turns(queue, 3) == "uuu"
+    urgent.has_waiting = False
+    assert turns(queue, 3) == "bca"
+
+
+def test_the_blocked_are_passed_over_and_stay_and_the_idle_leave() -> None:
+    queue = SendQueue()
+    one, two = Stub("1", 0), Stub("2", 5)
+    for stub in (one, two):
+        queue.wake(stub)
+    one.blocked = True
+    assert turns(queue, 2) == "22"
+    two.has_waiting = False
+    assert turns(queue, 1) == "-"
+    assert not queue.is_idle
+
+    one.blocked = one.has_waiting = False
+    assert turns(queue, 1) == "-"
+    assert queue.is_idle
+    queue.forget(one)
