@@ -13,6 +13,7 @@ import structlog
 
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
+from kvcs.memory import give_back_freed
 from kvcs.producer.holdings import Holdings
 from kvcs.producer.publication import CopiedLayer, Publication, Segment, Tensor
 from kvcs.producer.workers import Workers
@@ -184,6 +185,8 @@ class PublicationHandle:
             await self._publish_manifest()
             self.publication.finish()
         self._holdings.finished(self.publication)
+        octets = self.publication.octets
+        await self._workers.do(lambda: give_back_freed(octets), octets)
 
     async def abandon(self, reason: str) -> None:
         """Give the publication up (decision 5). To try again, open a new one.

@@ -46,7 +46,9 @@ class SessionConfig:
     max_subscription_octets: int = 16 * 1024 * 1024
     """Octets of whole Objects that the application has not taken from one subscription.
     At the limit the subscription is cancelled and ends TOO_FAR_BEHIND. One stream alone cannot
-    reach it: its receive window stops the peer before. A FETCH is one stream."""
+    reach it: its receive window stops the peer before; a FETCH is one stream. Nor can anybody
+    while the window of the whole connection is not larger: then who does not read stops the peer,
+    and with it the other requests of the connection."""
 
     max_parked_streams: int = 64
     """Streams held that came ahead of SETUP, of their Track Alias or of their group order;

@@ -51,8 +51,8 @@ class ControlStreams:
     def goaway(self, new_session_uri: str, timeout_ms: int) -> None:
         """Ask the peer to leave. The second call does nothing."""
         if not self.goaway_sent and self._own is not None:
-            self.goaway_sent = True
             self._context.send(self._own, Goaway(new_session_uri, timeout_ms))
+            self.goaway_sent = True
             if timeout_ms:
                 self._context.timers.start(GOAWAY_TIMER, timeout_ms / 1000)
 

@@ -58,11 +58,12 @@ from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
 from moqt.session.subscription import OwnSubscription, PeerSubscription
 from moqt.session.tokens import UnknownTokenAlias
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter, filter_defect
-from moqt.wire.framing import REQUESTS, MessageBuffer
+from moqt.wire.framing import REQUESTS, MessageBuffer, encode_message
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.fetch import Fetch
 from moqt.wire.messages.namespace import PublishNamespace, SubscribeNamespace, SubscribeTracks
 from moqt.wire.messages.publish import Publish
+from moqt.wire.messages.request import RequestUpdate
 from moqt.wire.messages.setup import Setup
 from moqt.wire.messages.subscribe import Subscribe, TrackStatus
 from moqt.wire.parameters import Parameters
@@ -341,7 +342,7 @@ class Session:
         if not forward:
             values[P.FORWARD] = 0
         parameters = self._checked(values, range_filters, priority)
-        request_id, stream_id = self._open_request()
+        request_id, stream_id = self._open_request(Subscribe(0, track, parameters))
         subscription = OwnSubscription(
             self._context,
             request_id,
@@ -369,7 +370,7 @@ class Session:
         """
         values = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
         parameters = self._checked(values, range_filters, priority)
-        request_id, stream_id = self._open_request()
+        request_id, stream_id = self._open_request(Fetch(0, track, parameters))
         fetch = OwnFetch(
             self._context,
             request_id,
@@ -383,7 +384,7 @@ class Session:
 
     def track_status(self, track: FullTrackName) -> RequestId:
         """Ask what a SUBSCRIBE would be told (MOQT, "TRACK_STATUS"); raises as subscribe."""
-        request_id, stream_id = self._open_request()
+        request_id, stream_id = self._open_request(TrackStatus(0, track))
         request = OwnTrackStatus(self._context, request_id, stream_id)
         self._begin(request, TrackStatus(request_id, track, Parameters()))
         return request_id
@@ -393,14 +394,14 @@ class Session:
 
         Stands until :meth:`cancel`, or until NamespaceRevoked.
         """
-        request_id, stream_id = self._open_request()
+        request_id, stream_id = self._open_request(PublishNamespace(0, prefix))
         request = OwnNamespace(self._context, request_id, stream_id)
         self._begin(request, PublishNamespace(request_id, prefix, Parameters()))
         return request_id
 
     def subscribe_namespace(self, prefix: TrackNamespace) -> RequestId:
         """Ask which namespaces begin with ``prefix``, now and later; raises as subscribe."""
-        request_id, stream_id = self._open_request()
+        request_id, stream_id = self._open_request(SubscribeNamespace(0, prefix))
         request = OwnNamespaceSubscription(self._context, request_id, stream_id, prefix=prefix)
         self._begin(request, SubscribeNamespace(request_id, prefix, Parameters()))
         return request_id
@@ -418,6 +419,7 @@ class Session:
         if request is None:
             raise UsageError(f"no subscription {request_id}")
         self._check_filters(parameters)
+        encode_message(RequestUpdate(0, parameters), MessageType.SUBSCRIBE)  # it must be sendable
         setup = self._context.peer_setup
         limit = (setup.max_request_updates or 0) if setup is not None else 0
         update_id = self._ids.next_id()
@@ -523,7 +525,7 @@ class Session:
             timeout_ms: After which the session is closed, GOAWAY_TIMEOUT if requests are open.
 
         Raises:
-            UsageError: If a client states a URI.
+            UsageError: If a client states a URI, or it has more than 8192 octets.
         """
         if new_session_uri and self.role is Role.CLIENT:
             raise UsageError("a client cannot send the server elsewhere")
@@ -558,11 +560,16 @@ class Session:
         if (defect := filter_defect(parameters, limit)) is not None:
             raise UsageError(f"the peer would refuse the filter: {defect}")
 
-    def _open_request(self) -> tuple[RequestId, StreamId]:
+    def _open_request(self, message: Message) -> tuple[RequestId, StreamId]:
+        """Return the IDs of a new request, once it is sure that one like ``message`` can be sent.
+
+        An ID that is handed out must be used: the peer sees every stream below one it knows.
+        """
         if self._terminated is not None:
             raise UsageError("the session is over")
         if self._control.goaway_received:
             raise UsageError("the peer is going away")
+        encode_message(message)
         return self._ids.next_id(), self._context.stream_ids.bidi()
 
     def _begin(self, request: OwnRequest, message: Message) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moqt.codepoints import GroupOrder, ObjectStatus, PublishDoneCode
+from moqt.codepoints import MAX_VI64, GroupOrder, ObjectStatus, PublishDoneCode
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
-from moqt.wire.pairs import Pairs
+from moqt.wire.pairs import Pairs, encode_pairs
 
 Payload = bytes | memoryview
 Watcher = Callable[[], None]
@@ -192,11 +192,18 @@ class LocalSubgroup:
                 raise UsageError(f"Object {object_id} while Object {last.object_id} is not whole")
         if properties and not self.has_properties:
             raise UsageError("the Subgroup was opened without properties")
+        _check_id("Object", object_id)
+        encode_pairs(properties)  # what cannot be sent is refused here, not by every session
         self._track.check_location(Location(self.group_id, object_id), status)
         obj = LocalObject(object_id, length, parts, status, properties)
         self.objects.append(obj)
         self._track.published(self, obj)
         return obj
+
+
+def _check_id(what: str, number: int) -> None:
+    if not 0 <= number <= MAX_VI64:
+        raise UsageError(f"{what} ID {number} is not 0 to 2**64 - 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +235,9 @@ class LocalTrack:
             it an Object is let go once it was sent to every subscriber, and a fill is told that
             what is gone is unknown.
         budget: Where the payload octets held are counted.
+
+    Raises:
+        UsageError: If ``properties`` cannot be sent.
     """
 
     def __init__(
@@ -239,6 +249,7 @@ class LocalTrack:
         retain: bool = True,
         budget: ByteBudget | None = None,
     ) -> None:
+        encode_pairs(properties)
         self.name = name
         self.properties = properties
         self.group_order = group_order
@@ -290,9 +301,12 @@ class LocalTrack:
             has_properties: Its Objects may have Object Properties.
 
         Raises:
-            UsageError: If the Track has ended or the Subgroup exists.
+            UsageError: If the Track has ended, the Subgroup exists, or a number is none that can
+                be sent.
         """
         self.check_open()
+        _check_id("Group", group_id)
+        _check_id("Subgroup", subgroup_id)
         if not 0 <= priority <= 255:
             raise UsageError(f"publisher priority {priority}, expected 0 to 255")
         siblings = self._groups.setdefault(group_id, [])

@@ -286,7 +286,6 @@ class ProducerEnd(_Role):
         handle = self._open(cache)
         await handle.feed(cache.source)
         seconds = time.monotonic() - began
-        usage.give_back()  # the layers that the source made up are not the producer's
         return {"seconds": seconds, "octets": handle.publication.octets}
 
     async def produce(self, cache: Cache, interval_s: float, lead_s: float) -> None:

@@ -1,9 +1,6 @@
 """What a process costs, read from Linux's /proc."""
 
-import ctypes
-import gc
 import os
-from contextlib import suppress
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -25,10 +22,3 @@ def peak() -> int:
 def reset_peak() -> None:
     """Begin to look for the peak anew."""
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def give_back() -> None:
-    """Have what was freed given back to the system, as far as the C library knows how to."""
-    gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -22,7 +22,7 @@ FLOORS = (
     ("moqt.aio",),
     ("kvcs.errors", "kvcs.kvsp"),
     ("kvcs.profile",),
-    ("kvcs.config", "kvcs.store", "kvcs.telemetry", "kvcs.lifecycle", "kvcs.link"),
+    ("kvcs.config", "kvcs.store", "kvcs.telemetry", "kvcs.lifecycle", "kvcs.link", "kvcs.memory"),
     ("kvcs.producer", "kvcs.consumer"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
 )

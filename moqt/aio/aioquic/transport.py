@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -183,7 +184,7 @@ class AioquicTransport:
         try:
             self._connection.receive(datagrams, address, now)
         except Exception:  # a packet must not take down the other connections of the endpoint
-            log.exception("QUIC engine failed on a packet")
+            _log_failure("QUIC engine failed on a packet")
             self._connection.close(QuicErrorCode.INTERNAL_ERROR, QuicFrameType.PADDING)
 
     def answer(self) -> None:
@@ -235,7 +236,7 @@ class AioquicTransport:
         try:
             method(*arguments)
         except Exception:
-            log.exception("receiver failed, closing the connection", peer=self.peer_address)
+            _log_failure("receiver failed, closing the connection", peer=self.peer_address)
             self._fail()
 
     def _fail(self) -> None:
@@ -259,7 +260,7 @@ class AioquicTransport:
         try:
             self._receiver = self._receiver_factory(self)
         except Exception:
-            log.exception("no receiver for a connection, closing it", peer=self.peer_address)
+            _log_failure("no receiver for a connection, closing it", peer=self.peer_address)
             self._fail()
             return
         self._call(self._receiver.connected)
@@ -337,11 +338,11 @@ class AioquicTransport:
             try:
                 self._receiver.connection_lost(lost)
             except Exception:
-                log.exception("receiver failed on the end of its connection")
+                _log_failure("receiver failed on the end of its connection")
         self.on_lost(lost)
 
     def _engine_failed(self) -> None:
-        log.exception("QUIC engine failed, connection dropped", peer=self.peer_address)
+        _log_failure("QUIC engine failed, connection dropped", peer=self.peer_address)
         self._end()
         self._report_lost(
             ConnectionLost(
@@ -431,3 +432,11 @@ _TELL: dict[type, Callable[[AioquicTransport, Any], None]] = {
 def _short(reason: str) -> str:
     """Cut a reason so that it fits into the one packet that carries it."""
     return reason.encode()[:500].decode(errors="ignore")
+
+
+def _log_failure(text: str, **values: Any) -> None:
+    """Log the exception that is being handled: its lines, never the values of its variables.
+
+    Some renderers print those when they are handed the exception itself, payloads among them.
+    """
+    log.error(text, traceback=traceback.format_exc(), **values)

@@ -23,6 +23,7 @@ from moqt.session.events import (
     SessionTerminated,
     StreamDiscarded,
     SubscribeReceived,
+    UpdateAccepted,
 )
 from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter, RangeFilter
@@ -95,6 +96,31 @@ def test_request_ids_count_up_by_two_on_each_side() -> None:
     server = [pair.server.session.track_status(NAME) for _ in range(3)]
 
     assert (client, server) == ([0, 2, 4], [1, 3, 5])
+
+
+def test_a_request_that_cannot_be_sent_uses_up_nothing() -> None:
+    pair = Pair()
+    track = pair.server.publish(make_track(1, ended=False))
+    session = pair.client.session
+    backwards = RangeFilter(P.OBJECTID_FILTER, ranges=((5, 6), (1, 2)))
+    with pytest.raises(UsageError, match="out of order"):
+        session.subscribe(NAME, range_filters=[backwards], fill=FROM_START)
+    with pytest.raises(UsageError, match="priority 256"):
+        session.fetch(NAME, location_filter=FROM_START, priority=256)
+    assert (session.open_requests, session._delivery._fetch_owners) == (0, {})
+
+    request_id = session.subscribe(track.name)
+    pair.settle()
+    with pytest.raises(UsageError, match="misplaced"):
+        session.update(request_id, Parameters({P.INCLUDE_PROPERTIES: 1}))
+    session.update(request_id, Parameters({P.SUBSCRIBER_PRIORITY: 1}))
+    pair.settle()
+
+    assert request_id == 0
+    assert len(pair.client.take(UpdateAccepted)) == 1
+    with pytest.raises(UsageError):
+        pair.server.session.goaway("x" * 8193)
+    assert not pair.server.session.is_going_away
 
 
 # -- GOAWAY ----------------------------------------------------------------------------------------

@@ -61,6 +61,15 @@ def test_what_would_make_the_track_malformed_is_refused(track: LocalTrack) -> No
     refused("past the End of Track", lambda: beyond.publish(0, b"y"), track)
 
 
+def test_what_could_not_be_sent_is_refused(track: LocalTrack) -> None:
+    subgroup = track.open_subgroup(0, has_properties=True)
+    refused("Group ID -1", lambda: track.open_subgroup(-1), track)
+    refused("Subgroup ID", lambda: track.open_subgroup(1, 1 << 64), track)
+    refused("Object ID", lambda: subgroup.publish(1 << 64, b"x"), track)
+    refused("pair of type", lambda: subgroup.publish(1, b"x", properties=((3, 4),)), track)
+    refused("pair of type", lambda: LocalTrack(track.name, properties=((2, b""),)), track)
+
+
 def test_an_unfinished_object_is_the_last_of_its_subgroup_until_it_is_whole(
     track: LocalTrack,
 ) -> None:
