@@ -266,7 +266,12 @@ class Session:
                 return credit.stream(flow.stream_id) > 0
             return open_streams.may_open(flow, next_uni(), credit)
 
-        while self._terminated is None and (turn := self._queue.next(admit)) is not None:
+        while self._terminated is None:
+            if budget <= 0:
+                self._queue.look(admit)  # what is over ends, room or not
+                break
+            if (turn := self._queue.next(admit)) is None:
+                break
             source, flow = turn
             stream_id = flow.stream_id if flow.stream_id is not None else next_uni()
             pieces, octets = flow.pull(min(budget, quantum, credit.stream(stream_id)))

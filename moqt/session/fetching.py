@@ -255,6 +255,7 @@ class PeerFetch(PeerRequest):
             selection = self._flow.selection
             changed = message.parameters.get(P.SUBSCRIBER_PRIORITY, selection.priority)
             selection.priority = changed
+            self._queue.wake(self)
         self.send(RequestOk(Parameters(), ()))
 
     def candidate(self, admit: Admission) -> Flow | None:

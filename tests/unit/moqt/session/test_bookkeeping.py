@@ -195,6 +195,78 @@ class Stub:
         self.finished = True
 
 
+class Scan:
+    """What the queue decides, as plainly as it can be said: every source is asked every time."""
+
+    def __init__(self) -> None:
+        self.active: dict[Stub, int] = {}
+        self.turn = 0
+
+    def wake(self, stub: Stub) -> None:
+        self.active.setdefault(stub, self.turn)
+
+    def next(self) -> Stub | None:
+        for stub in [stub for stub in self.active if not stub.has_waiting]:
+            del self.active[stub]
+        ready = [(s.rank()[:2], t, s) for s, t in self.active.items() if not s.blocked]
+        if not ready:
+            return None
+        self.turn += 1
+        chosen = min(ready, key=lambda entry: entry[:2])[2]
+        self.active[chosen] = self.turn
+        return chosen
+
+
+@given(st.data())
+def test_the_order_is_that_of_asking_every_request_for_every_write(data: st.DataObject) -> None:
+    queue, scan = SendQueue(), Scan()
+    stubs = [Stub(str(n), data.draw(st.integers(0, 2))) for n in range(5)]
+    for stub in stubs:
+        queue.wake(stub)
+        scan.wake(stub)
+    for _ in range(data.draw(st.integers(1, 30))):
+        stub = data.draw(st.sampled_from(stubs))
+        match data.draw(st.sampled_from(["blocked", "idle", "more", "urgency"])):
+            case "blocked":  # by credit, of which nobody is told
+                stub.blocked = not stub.blocked
+            case "idle":
+                stub.has_waiting = False
+                queue.wake(stub)
+                scan.wake(stub)
+            case "more":
+                stub.has_waiting = True
+                queue.wake(stub)
+                scan.wake(stub)
+            case "urgency":
+                stub.priority = data.draw(st.integers(0, 2))
+                if stub.has_waiting:
+                    queue.wake(stub)
+                    scan.wake(stub)
+        for _ in range(data.draw(st.integers(0, 4))):
+            expected = scan.next()
+            assert turns(queue, 1) == (expected.name if expected is not None else "-")
+
+
+def test_a_write_does_not_cost_a_look_at_every_request() -> None:
+    queue = SendQueue()
+    looks = [0]
+
+    class Counted(Stub):
+        def candidate(self, admit: Admission) -> Flow | None:
+            looks[0] += 1
+            return super().candidate(admit)
+
+    for number in range(100):
+        queue.wake(Counted(str(number)))
+
+    def admit(flow: Flow) -> bool:
+        return True
+
+    for _ in range(1000):
+        assert queue.next(admit) is not None
+    assert looks[0] <= 100 + 1000
+
+
 def turns(queue: SendQueue, count: int) -> str:
     names = ""
     for _ in range(count):
