@@ -9,7 +9,9 @@ from moqt.aio.tracks import (
     Fetch,
     NamespacePublication,
     NamespaceSubscription,
+    Publication,
     Subscription,
+    TracksSubscription,
 )
 
 __all__ = [
@@ -19,12 +21,14 @@ __all__ = [
     "MoqtUri",
     "NamespacePublication",
     "NamespaceSubscription",
+    "Publication",
     "QuicSettings",
     "RequestHandler",
     "Server",
     "ServerTls",
     "Subscription",
     "TlsSettingsError",
+    "TracksSubscription",
     "connect",
     "open_connection",
     "serve",

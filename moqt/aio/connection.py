@@ -15,10 +15,12 @@ from moqt.aio.tracks import (
     Fetch,
     NamespacePublication,
     NamespaceSubscription,
+    Publication,
     Route,
     Sink,
     StatusQuery,
     Subscription,
+    TracksSubscription,
 )
 from moqt.aio.transport import ConnectionLost, QuicTransport, TransportStats
 from moqt.codepoints import GroupOrder, RequestErrorCode, SessionErrorCode
@@ -42,15 +44,19 @@ from moqt.session.events import (
     ObjectReceived,
     PeerRequestEnded,
     PublishNamespaceReceived,
+    PublishReceived,
     RequestId,
     SessionEstablished,
     SessionTerminated,
     StreamDiscarded,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     TrackStatusAccepted,
     TrackStatusReceived,
+    TracksUpdated,
 )
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter
 
 log = structlog.get_logger("moqt")
@@ -92,6 +98,23 @@ class RequestHandler:
         connection.session.reject(
             request.request_id, RequestErrorCode.DOES_NOT_EXIST, "no such track"
         )
+
+    def publish_received(self, connection: "MoqtConnection", request: PublishReceived) -> None:
+        """Answer with ``connection.accept_publish`` or ``session.reject``."""
+        connection.session.reject(
+            request.request_id, RequestErrorCode.UNINTERESTED, "nobody asked for it"
+        )
+
+    def subscribe_tracks_received(
+        self, connection: "MoqtConnection", request: SubscribeTracksReceived
+    ) -> None:
+        """Answer with ``session.accept_tracks`` or ``session.reject``; then publish."""
+        connection.session.reject(
+            request.request_id, RequestErrorCode.NOT_SUPPORTED, "no tracks are offered"
+        )
+
+    def tracks_updated(self, connection: "MoqtConnection", event: TracksUpdated) -> None:
+        """A SUBSCRIBE_TRACKS that was accepted asks for other Tracks now: publish those."""
 
     def publish_namespace_received(
         self, connection: "MoqtConnection", request: PublishNamespaceReceived
@@ -320,6 +343,84 @@ class MoqtConnection:
         request_id = self.session.publish_namespace(prefix)
         return await self._answered(NamespacePublication(self, request_id), timeout_s)
 
+    async def publish(
+        self,
+        track: LocalTrack,
+        *,
+        wanted_by: RequestId | None = None,
+        forward: bool = True,
+        priority: int = 128,
+        group_order: GroupOrder | None = None,
+        timeout_s: float = 10.0,
+    ) -> Publication:
+        """Offer a Track to the peer; what is published from now on is sent ahead of the answer.
+
+        Args:
+            track: What to publish.
+            wanted_by: The peer's SUBSCRIBE_TRACKS that asks for it, if one does.
+            forward: False: nothing is sent until the subscriber asks for it.
+            priority: Subscriber Priority that it begins with.
+            group_order: Which of two Groups comes first; None: as the Track says.
+            timeout_s: How long the answer may take.
+        """
+        request_id = self.session.publish(
+            track,
+            wanted_by=wanted_by,
+            forward=forward,
+            priority=priority,
+            group_order=group_order,
+        )
+        return await self._answered(Publication(self, request_id), timeout_s)
+
+    def accept_publish(
+        self, request: PublishReceived, *, sink: Sink | None = None
+    ) -> Subscription | None:
+        """Take a Track that the peer publishes: it is a subscription of ours from now on.
+
+        Args:
+            request: What ``RequestHandler.publish_received`` was called with. If it is paused,
+                nothing comes until ``update`` sets FORWARD to 1.
+            sink: Called with every event instead of queueing it for iteration.
+
+        Returns:
+            None if the peer has given it up meanwhile.
+
+        Raises:
+            UsageError: If it has been answered.
+        """
+        subscription = Subscription(self, request.request_id, sink)
+        if not self.session.accept_publish(request.request_id):
+            return None
+        subscription.published(request)
+        self._routes[request.request_id] = subscription
+        self.wake()
+        return subscription
+
+    async def subscribe_tracks(
+        self,
+        prefix: TrackNamespace,
+        *,
+        range_filters: tuple[RangeFilter, ...] = (),
+        group_order: GroupOrder | None = None,
+        forward: bool = True,
+        timeout_s: float = 10.0,
+    ) -> TracksSubscription:
+        """Ask for a PUBLISH of every Track under ``prefix``, now and from now on.
+
+        They come as calls of ``RequestHandler.publish_received``.
+
+        Args:
+            prefix: With which the Track Namespaces begin.
+            range_filters: Of Objects, and with TRACK_PROPERTY_FILTER of Tracks.
+            group_order: Which of two Groups comes first; None: as each Track says.
+            forward: False: the subscriptions begin paused.
+            timeout_s: How long the answer may take.
+        """
+        request_id = self.session.subscribe_tracks(
+            prefix, range_filters=range_filters, group_order=group_order, forward=forward
+        )
+        return await self._answered(TracksSubscription(self, request_id), timeout_s)
+
     async def _answered(self, route: A, timeout_s: float) -> A:
         request_id = route.request_id
         self._routes[request_id] = route
@@ -439,6 +540,12 @@ class MoqtConnection:
                 handler.fetch_received(self, event)
             case TrackStatusReceived():
                 handler.track_status_received(self, event)
+            case PublishReceived():
+                handler.publish_received(self, event)
+            case SubscribeTracksReceived():
+                handler.subscribe_tracks_received(self, event)
+            case TracksUpdated():
+                handler.tracks_updated(self, event)
             case PublishNamespaceReceived():
                 handler.publish_namespace_received(self, event)
             case SubscribeNamespaceReceived():

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from moqt.codepoints import PublishDoneCode, StreamErrorCode
+from moqt.codepoints import ParameterType, PublishDoneCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed, UsageError
 from moqt.location import Location
 from moqt.session.events import (
@@ -26,12 +26,18 @@ from moqt.session.events import (
     NamespacesEnded,
     NamespacesSubscribed,
     ObjectReceived,
+    PublicationEnded,
+    PublishAccepted,
+    PublishReceived,
     RangeMarked,
     RequestId,
     RequestRefused,
     StateNotified,
     SubscribeAccepted,
     SubscriptionEnded,
+    TracksEnded,
+    TrackSkipped,
+    TracksSubscribed,
     TrackStatusAccepted,
     UpdateAccepted,
     UpdateRefused,
@@ -193,11 +199,46 @@ class _ObjectStream(EventStream[Any]):
         return False
 
 
+class _Updates:
+    """REQUEST_UPDATEs of one request that wait for their answers."""
+
+    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+        self._connection = connection
+        self._request_id = request_id
+        self._waiting: dict[RequestId, asyncio.Future[UpdateAccepted]] = {}
+
+    async def ask(self, parameters: Parameters, timeout_s: float) -> UpdateAccepted:
+        update_id = self._connection.session.update(self._request_id, parameters)
+        answer: asyncio.Future[UpdateAccepted] = asyncio.get_running_loop().create_future()
+        self._waiting[update_id] = answer
+        self._connection.wake()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        finally:
+            self._waiting.pop(update_id, None)
+
+    def answered(self, event: UpdateAccepted | UpdateRefused) -> None:
+        future = self._waiting.get(event.update_id)
+        if future is None or future.done():
+            return
+        if isinstance(event, UpdateAccepted):
+            future.set_result(event)
+        else:
+            future.set_exception(RequestRejected(event.code, event.reason, None))
+
+    def fail(self, error: MoqtError) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+
 class Subscription(_ObjectStream):
     """An Established subscription: iterate over it for Objects and what goes with them.
 
-    Iteration ends when the subscription does; ``ended`` then says how. TRACK_ENDED is a hint and
-    no proof that everything came: count.
+    It began with a SUBSCRIBE of ours or with a PUBLISH of the peer. Iteration ends when the
+    subscription does; ``ended`` then says how. TRACK_ENDED is a hint and no proof that everything
+    came: count.
     """
 
     what = "SUBSCRIBE"
@@ -218,7 +259,14 @@ class Subscription(_ObjectStream):
         self.finished = asyncio.Event()
         """Set when nothing more will come, for whatever reason."""
 
-        self._updates: dict[RequestId, asyncio.Future[UpdateAccepted]] = {}
+        self._updates = _Updates(connection, request_id)
+
+    def published(self, request: PublishReceived) -> None:
+        """Note what the peer's PUBLISH said; it stands for our SUBSCRIBE (not for applications)."""
+        self.largest = request.largest
+        self.expires_ms = request.parameters.get(ParameterType.EXPIRES, 0)
+        self.track_properties = request.track_properties
+        self._accept()
 
     async def update(self, parameters: Parameters, *, timeout_s: float = 10.0) -> UpdateAccepted:
         """Change the subscription: priority, filters, FORWARD, or ask for a fill.
@@ -229,15 +277,7 @@ class Subscription(_ObjectStream):
             SessionClosed: If the session or the subscription ends first.
             UsageError: If the subscription is over, or the peer's limits forbid the update.
         """
-        update_id = self._connection.session.update(self.request_id, parameters)
-        answer: asyncio.Future[UpdateAccepted] = asyncio.get_running_loop().create_future()
-        self._updates[update_id] = answer
-        self._connection.wake()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        finally:
-            self._updates.pop(update_id, None)
+        return await self._updates.ask(parameters, timeout_s)
 
     def _handle(self, event: Event) -> bool:
         match event:
@@ -249,10 +289,8 @@ class Subscription(_ObjectStream):
                 self.expires_ms = event.expires_ms
                 self.track_properties = event.track_properties
                 self._accept()
-            case UpdateAccepted(update_id=update_id):
-                self._answer(update_id, event, None)
-            case UpdateRefused(update_id=update_id, code=code, reason=reason):
-                self._answer(update_id, None, RequestRejected(code, reason, None))
+            case UpdateAccepted() | UpdateRefused():
+                self._updates.answered(event)
             case SubscriptionEnded():
                 self.ended = event
                 if event.code == PublishDoneCode.TOO_FAR_BEHIND and not event.by_peer:
@@ -270,30 +308,14 @@ class Subscription(_ObjectStream):
             by_peer=False,
         )
 
-    def _answer(
-        self, update_id: RequestId, accepted: UpdateAccepted | None, error: MoqtError | None
-    ) -> None:
-        future = self._updates.get(update_id)
-        if future is None or future.done():
-            return
-        if accepted is not None:
-            future.set_result(accepted)
-        elif error is not None:
-            future.set_exception(error)
-
-    def _fail_updates(self, error: MoqtError) -> None:
-        for future in self._updates.values():
-            if not future.done():
-                future.set_exception(error)
-
     def _fail(self, error: MoqtError) -> None:
         super()._fail(error)
-        self._fail_updates(error)
+        self._updates.fail(error)
         self.finished.set()
 
     def _finish(self) -> None:
         super()._finish()
-        self._fail_updates(UsageError("the subscription ended"))
+        self._updates.fail(UsageError("the subscription ended"))
         self.finished.set()
 
 
@@ -385,6 +407,97 @@ class NamespaceSubscription(EventStream[NamespaceEvent]):
         self.ended = NamespacesEnded(
             request_id=self.request_id, code=StreamErrorCode.TOO_FAR_BEHIND, by_peer=False
         )
+
+
+class TracksSubscription(EventStream[TrackSkipped]):
+    """An accepted SUBSCRIBE_TRACKS: iterate over it for Tracks that will not be published.
+
+    Those that are come as calls of ``RequestHandler.publish_received``. Iteration ends when the
+    publisher ends it; subscriptions that came of it go on.
+    """
+
+    what = "SUBSCRIBE_TRACKS"
+
+    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+        super().__init__(connection, request_id)
+        self.ended: TracksEnded | None = None
+        self._updates = _Updates(connection, request_id)
+
+    async def update(self, parameters: Parameters, *, timeout_s: float = 10.0) -> UpdateAccepted:
+        """Change what is wanted: prefix, Track Property Filters, FORWARD of Tracks to come.
+
+        Raises as :meth:`Subscription.update`.
+        """
+        return await self._updates.ask(parameters, timeout_s)
+
+    def _handle(self, event: Event) -> bool:
+        match event:
+            case TrackSkipped():
+                self._put(event)
+            case TracksSubscribed():
+                self._accept()
+            case UpdateAccepted() | UpdateRefused():
+                self._updates.answered(event)
+            case TracksEnded():
+                self.ended = event
+                self._finish()
+                return True
+        return False
+
+    def _fall_behind(self, reason: str) -> None:
+        self.ended = TracksEnded(request_id=self.request_id, code=StreamErrorCode.TOO_FAR_BEHIND)
+
+    def _fail(self, error: MoqtError) -> None:
+        super()._fail(error)
+        self._updates.fail(error)
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._updates.fail(UsageError("the SUBSCRIBE_TRACKS ended"))
+
+
+class Publication(Route):
+    """An accepted PUBLISH: the peer is sent what is published in the Track."""
+
+    what = "PUBLISH"
+
+    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+        super().__init__(connection, request_id)
+        self.expires_ms = 0
+        self.ended: PublicationEnded | None = None
+        self.finished = asyncio.Event()
+        """Set when the subscription is over, or the session."""
+
+    def end(self, code: PublishDoneCode = PublishDoneCode.TRACK_ENDED, reason: str = "") -> None:
+        """End the subscription although the Track goes on: PUBLISH_DONE."""
+        self._connection.session.end_subscription(self.request_id, code, reason)
+        self._connection.wake()
+
+    def notify_state(self) -> None:
+        """Tell the subscriber the Largest Object."""
+        self._connection.session.notify_state(self.request_id)
+        self._connection.wake()
+
+    def cancel(self) -> None:
+        """Give it up at once, without PUBLISH_DONE."""
+        self.finished.set()
+        super().cancel()
+
+    def _handle(self, event: Event) -> bool:
+        match event:
+            case PublishAccepted():
+                self.expires_ms = event.expires_ms
+                self._accept()
+            case PublicationEnded():
+                self.ended = event
+                self._accept()  # it may have ended ahead of the answer
+                self.finished.set()
+                return True
+        return False
+
+    def _fail(self, error: MoqtError) -> None:
+        super()._fail(error)
+        self.finished.set()
 
 
 class NamespacePublication(Route):

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 from moqt.codepoints import (
     GroupOrder,
-    MessageType,
     PublishDoneCode,
     RequestErrorCode,
     SessionErrorCode,
@@ -37,14 +36,17 @@ from moqt.session.events import (
     FetchReceived,
     ObjectReceived,
     PublishNamespaceReceived,
+    PublishReceived,
     RequestId,
     SessionTerminated,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     TrackStatusReceived,
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
 from moqt.session.localtrack import LocalTrack
+from moqt.session.publisher import OwnPublication, PeerSubscription, Publisher
 from moqt.session.requests import (
     OwnRequest,
     PeerRequest,
@@ -55,8 +57,9 @@ from moqt.session.requests import (
 )
 from moqt.session.sendqueue import Credit, Flow, SendQueue
 from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
-from moqt.session.subscription import OwnSubscription, PeerSubscription
+from moqt.session.subscriber import OwnSubscription, PeerPublication, Subscriber
 from moqt.session.tokens import UnknownTokenAlias
+from moqt.session.tracks import OwnTracks, PeerTracks
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter, filter_defect
 from moqt.wire.framing import REQUESTS, MessageBuffer, encode_message
 from moqt.wire.messages.base import Message
@@ -66,7 +69,8 @@ from moqt.wire.messages.publish import Publish
 from moqt.wire.messages.request import RequestUpdate
 from moqt.wire.messages.setup import Setup
 from moqt.wire.messages.subscribe import Subscribe, TrackStatus
-from moqt.wire.parameters import Parameters
+from moqt.wire.pairs import mandatory_property
+from moqt.wire.parameters import ALLOWED, Parameters, Scope
 
 R = TypeVar("R", bound=RequestStream)
 
@@ -304,7 +308,7 @@ class Session:
         if self._terminated is not None:
             return
         request = self._requests.get(event.request_id)
-        owner = request if isinstance(request, OwnSubscription | OwnFetch) else None
+        owner = request if isinstance(request, Subscriber | OwnFetch) else None
         self._delivery.consumed(event, owner)
 
     # -- verbs: our requests ---------------------------------------------------------------------
@@ -411,8 +415,99 @@ class Session:
         self._begin(request, SubscribeNamespace(request_id, prefix, Parameters()))
         return request_id
 
+    def publish(
+        self,
+        track: LocalTrack,
+        *,
+        wanted_by: RequestId | None = None,
+        forward: bool = True,
+        priority: int = 128,
+        group_order: GroupOrder | None = None,
+    ) -> RequestId:
+        """Offer a Track to the peer (MOQT, "PUBLISH").
+
+        What is published from now on is sent at once, ahead of the answer; what it brings is
+        served as a subscription is. PublishAccepted or RequestRefused answers, and
+        PublicationEnded is the last event. The end of the Track is told once the answer is here.
+
+        Args:
+            track: What to publish.
+            wanted_by: The peer's SUBSCRIBE_TRACKS that asks for it. What that states goes before
+                the arguments below, and its filters are applied; a pause of either side counts.
+            forward: False: nothing is sent until the subscriber sets FORWARD to 1.
+            priority: Subscriber Priority, 0 to 255, until the subscriber changes it.
+            group_order: Which of two Groups comes first; None: as the Track says.
+
+        Raises:
+            UsageError: If the session is over or going away, the SUBSCRIBE_TRACKS is gone or
+                does not ask for the Track, or a SUBSCRIBE of the peer for the Track waits for
+                its answer: accept that instead. Nothing was sent.
+        """
+        if any(
+            isinstance(r, PeerSubscription) and not r.answered and r.track == track.name
+            for r in self._requests.values()
+        ):
+            raise UsageError(f"a SUBSCRIBE for {track.name} waits for its answer")
+        values: dict[P, Any] = {P.GROUP_ORDER: group_order or track.group_order}
+        if not forward:
+            values[P.FORWARD] = 0
+        properties = track.properties
+        initial = self._checked(values, (), priority)
+        if wanted_by is not None:
+            wish = self._wanted(wanted_by, track).initial(track)
+            initial = initial | wish
+            if not forward:
+                initial = initial | {P.FORWARD: 0}
+            properties = properties if wish.get(P.INCLUDE_PROPERTIES, 1) else ()
+        stated = {key: value for key, value in initial.items() if key in ALLOWED[Scope.PUBLISH]}
+        if track.largest is not None:
+            stated[P.LARGEST_OBJECT] = track.largest
+        alias, told = self._next_alias, Parameters(stated)
+        request_id, stream_id = self._open_request(Publish(0, track.name, alias, told, properties))
+        self._next_alias += 1
+        publication = OwnPublication(
+            self._context, request_id, stream_id, self._ids, parameters=initial, queue=self._queue
+        )
+        self._begin(publication, Publish(request_id, track.name, alias, told, properties))
+        publication.begin(track, alias)
+        return request_id
+
+    def subscribe_tracks(
+        self,
+        prefix: TrackNamespace,
+        *,
+        range_filters: Iterable[RangeFilter] = (),
+        group_order: GroupOrder | None = None,
+        forward: bool = True,
+    ) -> RequestId:
+        """Ask for a PUBLISH of every Track under ``prefix``; raises as subscribe.
+
+        TracksSubscribed or RequestRefused answers. Each Track comes as a PublishReceived, or is
+        told of as TrackSkipped; TracksEnded is the last event.
+
+        Args:
+            prefix: With which the Track Namespaces begin; empty: all Tracks.
+            range_filters: Of Objects, and with TRACK_PROPERTY_FILTER of Tracks.
+            group_order: Which of two Groups comes first; None: as each Track says.
+            forward: False: the subscriptions begin paused.
+        """
+        values: dict[P, Any] = {}
+        if group_order is not None:
+            values[P.GROUP_ORDER] = group_order
+        if not forward:
+            values[P.FORWARD] = 0
+        parameters = self._checked(values, range_filters, 128)
+        request_id, stream_id = self._open_request(SubscribeTracks(0, prefix, parameters))
+        request = OwnTracks(
+            self._context, request_id, stream_id, prefix=prefix, parameters=parameters
+        )
+        self._begin(request, SubscribeTracks(request_id, prefix, parameters))
+        return request_id
+
     def update(self, request_id: RequestId, parameters: Parameters) -> RequestId:
-        """Change a subscription of ours (MOQT, "REQUEST_UPDATE").
+        """Change a subscription or a SUBSCRIBE_TRACKS of ours (MOQT, "REQUEST_UPDATE").
+
+        A PUBLISH that was accepted is a subscription of ours.
 
         Returns the update's own Request ID; UpdateAccepted or UpdateRefused answers it.
 
@@ -420,11 +515,11 @@ class Session:
             UsageError: If there is no such Established subscription, or the peer's limits forbid
                 the update. Nothing was sent.
         """
-        request = self._find(request_id, OwnSubscription)
-        if request is None:
+        request = self._find(request_id, RequestStream)
+        if not isinstance(request, Subscriber | OwnTracks):
             raise UsageError(f"no subscription {request_id}")
         self._check_filters(parameters)
-        encode_message(RequestUpdate(0, parameters), MessageType.SUBSCRIBE)  # it must be sendable
+        encode_message(RequestUpdate(0, parameters), request.kind)  # it must be sendable
         setup = self._context.peer_setup
         limit = (setup.max_request_updates or 0) if setup is not None else 0
         update_id = self._ids.next_id()
@@ -434,10 +529,11 @@ class Session:
     def cancel(self, request_id: RequestId) -> None:
         """Give up a request of ours, or withdraw what it announced. No event follows.
 
-        For a request of the peer: revoke it. Nothing happens if it is over already.
+        For a request of the peer: revoke it; for a PUBLISH of the peer: unsubscribe. Nothing
+        happens if it is over already.
         """
         request = self._find(request_id, RequestStream)
-        if isinstance(request, OwnRequest):
+        if isinstance(request, OwnRequest | Subscriber):
             request.cancel()
         elif isinstance(request, PeerRequest):
             request.stopped_by_peer()
@@ -453,6 +549,25 @@ class Session:
         if request is not None:
             self._next_alias += 1
             request.accept(track, self._next_alias - 1)
+        return request is not None
+
+    def accept_publish(self, request_id: RequestId) -> bool:
+        """Take a PUBLISH: from now on it is a subscription of ours, and SubscriptionEnded follows.
+
+        What its publisher has sent already is delivered. If it began paused, ``update`` with
+        FORWARD 1 has it send.
+        """
+        request = self._unanswered(request_id, PeerPublication)
+        if request is not None:
+            with self._closing_on_violation():
+                request.accept()
+        return request is not None
+
+    def accept_tracks(self, request_id: RequestId) -> bool:
+        """Take a SUBSCRIBE_TRACKS; then ``publish`` what it asks for, now and later."""
+        request = self._unanswered(request_id, PeerTracks)
+        if request is not None:
+            request.accept()
         return request is not None
 
     def accept_fetch(self, request_id: RequestId, track: LocalTrack) -> bool:
@@ -510,15 +625,45 @@ class Session:
             request.reject(code, reason, retry_ms=retry_ms)
         return request is not None
 
+    def wants_track(self, request_id: RequestId, track: LocalTrack) -> bool:
+        """Whether a SUBSCRIBE_TRACKS of the peer that we took asks for ``track``.
+
+        By prefix and by the Track's Properties. A Track that was skipped is asked for no more.
+        """
+        request = self._find(request_id, PeerTracks)
+        return request is not None and request.wants(track)
+
+    def publish_skipped(self, request_id: RequestId, track: LocalTrack) -> bool:
+        """Tell that a Track which a SUBSCRIBE_TRACKS asks for will not be published for it.
+
+        Raises:
+            UsageError: If it does not ask for the Track, or that was skipped before.
+        """
+        request = self._find(request_id, PeerTracks)
+        if request is not None:
+            request.skip(track)
+        return request is not None
+
+    # -- verbs: subscriptions that we serve, SUBSCRIBEs of the peer and PUBLISHes of ours ---------
+
     def end_subscription(
         self, request_id: RequestId, code: PublishDoneCode, reason: str = ""
     ) -> bool:
         """End a subscription that we serve although its Track goes on."""
-        request = self._find(request_id, PeerSubscription)
-        if request is not None and request.answered:
+        request = self._served(request_id)
+        if request is not None:
             request.end(code, reason)
-            return True
-        return False
+        return request is not None
+
+    def notify_state(self, request_id: RequestId) -> bool:
+        """Tell the subscriber the Largest Object (MOQT, "PUBLISH_STATE_NOTIFY").
+
+        Who is paused, or has filters, does not see it in what comes.
+        """
+        request = self._served(request_id)
+        if request is not None:
+            request.notify_state()
+        return request is not None
 
     # -- verbs: the session ----------------------------------------------------------------------
 
@@ -581,6 +726,16 @@ class Session:
         self._requests[request.request_id] = request
         self._by_stream[request.stream_id] = request
         request.send(message)
+
+    def _served(self, request_id: RequestId) -> Publisher | None:
+        request = self._find(request_id, Publisher)
+        return request if request is not None and request.is_served else None
+
+    def _wanted(self, request_id: RequestId, track: LocalTrack) -> PeerTracks:
+        request = self._find(request_id, PeerTracks)
+        if request is None or not request.wants(track):
+            raise UsageError(f"SUBSCRIBE_TRACKS {request_id} does not ask for {track.name}")
+        return request
 
     def _find(self, request_id: RequestId, kind: type[R]) -> R | None:
         if self._terminated is not None:
@@ -659,10 +814,12 @@ class Session:
         parameters: Parameters = cast(Any, message).parameters
         args = self._context, request_id, stream_id, self._ids
         request: PeerRequest
-        event: Event | None
+        event: Event
         match message:
             case Subscribe(track=track):
-                request = PeerSubscription(*args, parameters=parameters, queue=self._queue)
+                request = PeerSubscription(
+                    *args, track=track, parameters=parameters, queue=self._queue
+                )
                 event = SubscribeReceived(request_id=request_id, track=track, parameters=parameters)
             case Fetch(track=track):
                 request = PeerFetch(*args, parameters=parameters, queue=self._queue)
@@ -684,17 +841,42 @@ class Session:
                 event = SubscribeNamespaceReceived(
                     request_id=request_id, prefix=prefix, parameters=parameters
                 )
+            case SubscribeTracks(prefix=prefix):
+                request = PeerTracks(
+                    *args,
+                    prefix=prefix,
+                    parameters=parameters,
+                    overlaps=self._overlaps_another,
+                )
+                event = SubscribeTracksReceived(
+                    request_id=request_id, prefix=prefix, parameters=parameters
+                )
+            case Publish(track=track, track_alias=alias):
+                self._delivery.offer_alias(alias, track)
+                request = PeerPublication(
+                    *args,
+                    message=message,
+                    is_filtered=any(
+                        isinstance(r, OwnTracks) and r.may_filter(track)
+                        for r in self._requests.values()
+                    ),
+                    directory=self._delivery,
+                )
+                event = PublishReceived(
+                    request_id=request_id,
+                    track=track,
+                    track_alias=alias,
+                    parameters=parameters,
+                    track_properties=message.track_properties,
+                )
             case _:
-                request = Unserved(*args, kind=message.type)
-                event = None
+                raise ProtocolError(f"{message.type.name} opens a request stream")
         self._requests[request_id] = request
         self._by_stream[stream_id] = request
         refusal = self._refusal(request, message, parameters)
         if refusal is not None:
-            if isinstance(message, Publish):
-                self._delivery.refuse_alias(message.track_alias)
             request.reject(*refusal)
-        elif event is not None:
+        else:
             self._context.emit(event)
         return request
 
@@ -711,25 +893,32 @@ class Session:
         limit = self.config.max_requests
         if sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values()) > limit:
             return RequestErrorCode.EXCESSIVE_LOAD, f"{limit} requests are open"
-        if isinstance(message, Publish | SubscribeTracks):
-            return RequestErrorCode.NOT_SUPPORTED, f"{message.type.name} is not served"
         defect = filter_defect(parameters, self.config.max_filter_ranges)
         if defect is not None:
             return RequestErrorCode.INVALID_FILTER, defect
         match message:
-            case Subscribe(track=track) | Fetch(track=track) | TrackStatus(track=track):
-                if track.namespace.is_local:
-                    return RequestErrorCode.DOES_NOT_EXIST, "no session-level tracks"
+            case (
+                Subscribe(track=track)
+                | Fetch(track=track)
+                | TrackStatus(track=track)
+                | Publish(track=track)
+            ) if track.namespace.is_local:
+                return RequestErrorCode.DOES_NOT_EXIST, "no session-level tracks"
+            case Publish(track_properties=properties):
+                if (kind := mandatory_property(properties)) is not None:
+                    return RequestErrorCode.UNSUPPORTED_EXTENSION, f"unknown property {kind:#x}"
             case PublishNamespace(prefix=prefix) if prefix.is_local:
                 return RequestErrorCode.DOES_NOT_EXIST, "no session-level namespaces"
-            case SubscribeNamespace(prefix=prefix):
+            case SubscribeNamespace(prefix=prefix) | SubscribeTracks(prefix=prefix):
                 if self._overlaps_another(request, prefix):
                     return RequestErrorCode.PREFIX_OVERLAP, f"{prefix} overlaps another"
         return None
 
     def _overlaps_another(self, request: PeerRequest, prefix: TrackNamespace) -> bool:
+        """Whether a request of the same kind is about a prefix of ``prefix``, or one it begins."""
         return any(
-            isinstance(other, PeerNamespaceSubscription)
+            isinstance(other, PeerNamespaceSubscription | PeerTracks)
+            and other.kind is request.kind
             and other is not request
             and not other.over
             and overlaps(other.prefix, prefix)
@@ -778,17 +967,9 @@ class Session:
         reason = shortened(reason)
         self._terminated = SessionTerminated(code=code, reason=reason, by_peer=by_peer)
         for request in self._requests.values():
-            if isinstance(request, PeerRequest) and not request.over:
+            if isinstance(request, PeerRequest | Publisher) and not request.over:
                 request.stopped_by_peer()
         self._context.commands.clear()
         if close:
             self._context.commands.append(CloseSession(code, reason))
         self._context.emit(self._terminated)
-
-
-class Unserved(PeerRequest):
-    """A request of a kind that is decoded and answered NOT_SUPPORTED."""
-
-    def __init__(self, *args: Any, kind: MessageType) -> None:
-        super().__init__(*args)
-        self.kind = kind

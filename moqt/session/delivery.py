@@ -11,6 +11,7 @@ from typing import Protocol
 from moqt.codepoints import GroupOrder, ObjectStatus, StreamErrorCode, StreamType
 from moqt.errors import DuplicateTrackAlias, ObjectTooLarge, ProtocolError
 from moqt.location import Location
+from moqt.names import FullTrackName
 from moqt.session.commands import StreamId
 from moqt.session.context import Context
 from moqt.session.events import (
@@ -20,7 +21,8 @@ from moqt.session.events import (
     StreamDiscarded,
     Via,
 )
-from moqt.session.subscription import AliasDirectory, OwnSubscription
+from moqt.session.subscriber import Subscriber
+from moqt.session.subscription import AliasDirectory
 from moqt.wire.datagram import decode_datagram
 from moqt.wire.fetchstream import FetchHeader, FetchObject, FetchReader, RangeMarker
 from moqt.wire.streamtype import classify_uni
@@ -123,7 +125,7 @@ class Delivery(AliasDirectory):
         self._context = context
         self._on_control = on_control
         self._streams: dict[StreamId, _Incoming] = {}
-        self._aliases: dict[int, list[OwnSubscription]] = {}
+        self._aliases: dict[int, list[Subscriber]] = {}
         self._dead_aliases: dict[int, None] = {}
         self._fetch_owners: dict[int, FetchOwner] = {}
         self._early: list[_Incoming] = []  # streams ahead of the peer's SETUP, in order
@@ -208,7 +210,14 @@ class Delivery(AliasDirectory):
 
     # -- AliasDirectory --------------------------------------------------------------------------
 
-    def bind(self, track_alias: int, subscription: OwnSubscription) -> None:
+    def offer_alias(self, track_alias: int, track: FullTrackName) -> None:
+        """A PUBLISH names an alias: its streams may come from now on, and are kept for it."""
+        sharing = self._aliases.get(track_alias)
+        if sharing and sharing[0].track != track:
+            raise DuplicateTrackAlias(f"Track Alias {track_alias} is in use for another track")
+        self._dead_aliases.pop(track_alias, None)
+
+    def bind(self, track_alias: int, subscription: Subscriber) -> None:
         """Bind a Track Alias to an Established subscription."""
         sharing = self._aliases.setdefault(track_alias, [])
         if sharing and sharing[0].track != subscription.track:
@@ -243,7 +252,7 @@ class Delivery(AliasDirectory):
 
     def forget(self, owner: FetchOwner) -> None:
         """``owner`` is over: drop its alias and what is expected for it."""
-        if isinstance(owner, OwnSubscription) and (alias := owner.track_alias) is not None:
+        if isinstance(owner, Subscriber) and (alias := owner.track_alias) is not None:
             sharing = self._aliases.get(alias, [])
             if owner in sharing:
                 sharing.remove(owner)
@@ -253,7 +262,7 @@ class Delivery(AliasDirectory):
         for request_id in [k for k, v in self._fetch_owners.items() if v is owner]:
             del self._fetch_owners[request_id]
 
-    def _owner_of(self, track_alias: int) -> OwnSubscription | None:
+    def _owner_of(self, track_alias: int) -> Subscriber | None:
         sharing = self._aliases.get(track_alias)
         return sharing[0] if sharing else None
 
@@ -394,14 +403,14 @@ class Delivery(AliasDirectory):
         """Tell the application of a marker."""
         self._context.emit(event)
 
-    def check_shape(self, owner: OwnSubscription, problem: str | None) -> bool:
+    def check_shape(self, owner: Subscriber, problem: str | None) -> bool:
         """Leave the Track if it is malformed; return whether it is fine."""
         return self._check(owner, problem)
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _deliver(self, owner: FetchOwner, event: ObjectReceived) -> None:
-        if isinstance(owner, OwnSubscription):
+        if isinstance(owner, Subscriber):
             problem = owner.shape.object_received(
                 event.location,
                 subgroup_id=event.subgroup_id,
@@ -415,7 +424,7 @@ class Delivery(AliasDirectory):
         owner.held += len(event.payload)
         self._context.emit(event)
         if (
-            isinstance(owner, OwnSubscription)
+            isinstance(owner, Subscriber)
             and owner.held > self._context.config.max_subscription_octets
             and owner.held > len(event.payload)
         ):
@@ -478,7 +487,7 @@ class _SubgroupSink(_Sink):
     """Objects of one Subgroup, for a subscription."""
 
     def __init__(
-        self, delivery: Delivery, owner: OwnSubscription, header: SubgroupHeader, limit: int
+        self, delivery: Delivery, owner: Subscriber, header: SubgroupHeader, limit: int
     ) -> None:
         self._delivery = delivery
         self._owner = owner
@@ -557,7 +566,7 @@ class _FetchSink(_Sink):
         self._delivery = delivery
         self._owner = owner
         self._request_id = request_id
-        self._via = Via.FILL if isinstance(owner, OwnSubscription) else Via.FETCH
+        self._via = Via.FILL if isinstance(owner, Subscriber) else Via.FETCH
         self._reader = FetchReader(order, limit)
         self._last: Location | None = None
 

@@ -11,6 +11,7 @@ from typing import NewType
 
 from moqt.codepoints import (
     ObjectStatus,
+    ParameterType,
     PublishDoneCode,
     RangeMarkerKind,
     RequestErrorCode,
@@ -189,6 +190,47 @@ class NamespacesEnded:
     by_peer: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishAccepted:
+    """REQUEST_OK for PUBLISH: the subscription is Established. Objects may have left before."""
+
+    request_id: RequestId
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationEnded:
+    """Last event of a PUBLISH of ours that was not refused and that we have not cancelled."""
+
+    request_id: RequestId
+    code: PublishDoneCode | None
+    """What PUBLISH_DONE said; None: the subscriber gave the subscription up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracksSubscribed:
+    """REQUEST_OK for SUBSCRIBE_TRACKS: a PublishReceived follows for each Track that matches."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackSkipped:
+    """PUBLISH_SKIPPED: a Track matches, and no PUBLISH of it will come. Subscribe to it instead."""
+
+    request_id: RequestId
+    track: FullTrackName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracksEnded:
+    """The SUBSCRIBE_TRACKS is over. Subscriptions that came of it go on."""
+
+    request_id: RequestId
+    code: StreamErrorCode | int | None
+    """What the stream was reset with; None after FIN."""
+
+
 # -- Objects -------------------------------------------------------------------------------------
 
 
@@ -201,7 +243,7 @@ class ObjectReceived:
     """
 
     request_id: RequestId
-    """The SUBSCRIBE or FETCH this Object answers."""
+    """The SUBSCRIBE, PUBLISH or FETCH this Object belongs to."""
 
     via: Via
     location: Location
@@ -294,12 +336,62 @@ class SubscribeNamespaceReceived:
     parameters: Parameters
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReceived:
+    """The peer offers a Track: answer with ``accept_publish`` or ``reject`` (UNINTERESTED).
+
+    What it sends ahead of the answer is kept, within the limits of parked streams.
+    """
+
+    request_id: RequestId
+    track: FullTrackName
+    track_alias: int
+    parameters: Parameters
+    track_properties: Pairs
+
+    @property
+    def largest(self) -> Location | None:
+        """Largest Object as the publisher saw it; None when nothing was published yet."""
+        largest: Location | None = self.parameters.get(ParameterType.LARGEST_OBJECT)
+        return largest
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing flows until an update sets FORWARD to 1."""
+        return not self.parameters.get(ParameterType.FORWARD, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeTracksReceived:
+    """The peer asks for a PUBLISH of every Track under ``prefix``, now and from now on.
+
+    Answer with ``accept_tracks`` or ``reject``; then ``publish`` what ``wants_track`` lets pass,
+    or say ``publish_skipped``.
+    """
+
+    request_id: RequestId
+    prefix: TrackNamespace
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracksUpdated:
+    """The peer changed its SUBSCRIBE_TRACKS: other Tracks may match from now on."""
+
+    request_id: RequestId
+    prefix: TrackNamespace
+    parameters: Parameters
+    """All that are in force."""
+
+
 PeerRequest = (
     SubscribeReceived
     | FetchReceived
     | TrackStatusReceived
+    | PublishReceived
     | PublishNamespaceReceived
     | SubscribeNamespaceReceived
+    | SubscribeTracksReceived
 )
 
 
@@ -372,11 +464,17 @@ Event = (
     | NamespaceAppeared
     | NamespaceGone
     | NamespacesEnded
+    | PublishAccepted
+    | PublicationEnded
+    | TracksSubscribed
+    | TrackSkipped
+    | TracksEnded
     | ObjectReceived
     | RangeMarked
     | FillEnded
     | PeerRequest
     | PeerRequestEnded
+    | TracksUpdated
     | SessionEstablished
     | GoawayReceived
     | StreamDiscarded

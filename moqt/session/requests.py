@@ -121,6 +121,15 @@ class RequestStream:
 
     # -- what the kinds do -----------------------------------------------------------------------
 
+    def admit_update(self, ids: RequestIds, message: RequestUpdate) -> tuple[RequestId, str | None]:
+        """Take the Request ID and the tokens of an update; say what is wrong with the tokens."""
+        update_id = ids.take(message.request_id)
+        try:
+            self._context.tokens.resolve(message.parameters.get(P.AUTHORIZATION_TOKEN, ()))
+        except UnknownTokenAlias as exc:
+            return update_id, str(exc)
+        return update_id, None
+
     def unexpected(self, message: Message) -> ProtocolError:
         """Return the error for a message that has no place here."""
         return ProtocolError(f"{message.type.name} on the stream of a {self.kind.name}")
@@ -253,12 +262,7 @@ class PeerRequest(RequestStream):
         """A requester sends nothing but REQUEST_UPDATE."""
         if not isinstance(message, RequestUpdate):
             raise self.unexpected(message)
-        update_id = self._ids.take(message.request_id)
-        problem = None
-        try:
-            self._context.tokens.resolve(message.parameters.get(P.AUTHORIZATION_TOKEN, ()))
-        except UnknownTokenAlias as exc:
-            problem = str(exc)
+        update_id, problem = self.admit_update(self._ids, message)
         if self.answered:
             self._update(update_id, message, problem)
             return

@@ -398,6 +398,26 @@ def track_passes(filters: Iterable[RangeFilter], track_properties: Properties) -
     return not verdicts or any(verdicts.values())
 
 
+def for_track(
+    filters: Iterable[RangeFilter], track_properties: Properties
+) -> tuple[RangeFilter, ...]:
+    """Return what is left of ``filters`` once the Track is known to pass :func:`track_passes`.
+
+    Track Property Filters are judged now and for good: a SetID whose ones fail is gone, and one
+    that asks for nothing else lets every Object pass.
+    """
+    sets: dict[int, list[RangeFilter]] = {}
+    failed: set[int] = set()
+    for f in filters:
+        rest = sets.setdefault(f.set_id, [])
+        if f.type is not P.TRACK_PROPERTY_FILTER:
+            rest.append(f)
+        elif not f.matches(_numbers(track_properties, f.property_type)):
+            failed.add(f.set_id)
+    left = [rest for set_id, rest in sets.items() if set_id not in failed]
+    return tuple(f for rest in left for f in rest) if all(left) else ()
+
+
 def _numbers(properties: Properties, number: int | None) -> list[int]:
     if number is None:
         return []

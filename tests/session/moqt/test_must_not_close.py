@@ -19,12 +19,14 @@ from moqt.session.events import (
     ObjectReceived,
     PeerRequestEnded,
     PublishNamespaceReceived,
+    PublishReceived,
     RequestRefused,
     SessionEstablished,
     StateNotified,
     SubscribeAccepted,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     SubscriptionEnded,
     TrackStatusReceived,
 )
@@ -203,6 +205,8 @@ def requests_of_every_kind(peer: Lone) -> None:
         TrackStatus(peer.request_id(), NAME),
         PublishNamespace(peer.request_id(), NAME.namespace),
         SubscribeNamespace(peer.request_id(), NAME.namespace),
+        Publish(peer.request_id(), NAME, 99),
+        SubscribeTracks(peer.request_id(), NAME.namespace),
     ):
         peer.say(peer.bidi(), message)
     for kind in (
@@ -210,22 +214,65 @@ def requests_of_every_kind(peer: Lone) -> None:
         TrackStatusReceived,
         PublishNamespaceReceived,
         SubscribeNamespaceReceived,
+        PublishReceived,
+        SubscribeTracksReceived,
     ):
         assert len(peer.seen(kind)) == 1
 
 
-def kinds_that_are_not_served(peer: Lone) -> None:
-    for message in (
-        Publish(peer.request_id(), NAME, 99),
-        SubscribeTracks(peer.request_id(), NAME.namespace),
-    ):
+def a_publish_that_nobody_wants(peer: Lone) -> None:
+    stream_id = peer.bidi()
+    peer.say(stream_id, Publish(peer.request_id(), NAME, 99))
+    early, late = peer.uni(), peer.uni()
+    peer.data(early, bytes.fromhex("10 8063 00 80 00 01 61"))
+    [asked] = peer.seen(PublishReceived)
+    peer.session.reject(asked.request_id, RequestErrorCode.UNINTERESTED)
+    peer.drain()
+    refused_with(peer, RequestErrorCode.UNINTERESTED, stream_id)
+    # What the refused PUBLISH sends, ahead of the answer and behind it, is unwanted.
+    peer.data(late, bytes.fromhex("10 8063 01 80 00 01 61"))
+    for stream_id in (early, late):
+        assert StopSending(stream_id, StreamErrorCode.CANCELLED) in peer.commands
+    assert not peer.seen(ObjectReceived)
+
+
+def a_publish_with_an_unknown_mandatory_property(peer: Lone) -> None:
+    stream_id = peer.bidi()
+    peer.say(stream_id, Publish(peer.request_id(), NAME, 99, track_properties=((0x4000, 1),)))
+    refused_with(peer, RequestErrorCode.UNSUPPORTED_EXTENSION, stream_id)
+    assert not peer.seen(PublishReceived)
+
+
+def an_alias_published_again_once_its_track_is_over(peer: Lone) -> None:
+    for _ in range(2):
         stream_id = peer.bidi()
-        peer.say(stream_id, message)
-        refused_with(peer, RequestErrorCode.NOT_SUPPORTED, stream_id)
-    # What the refused PUBLISH sends ahead of the answer is unwanted.
-    stream_id = peer.uni()
-    peer.data(stream_id, bytes.fromhex("10 8063 00 80 00 01 61"))
-    assert StopSending(stream_id, StreamErrorCode.CANCELLED) in peer.commands
+        peer.say(stream_id, Publish(peer.request_id(), NAME, 99))
+        peer.session.accept_publish(peer.seen(PublishReceived)[-1].request_id)
+        peer.drain()
+        peer.data(peer.uni(), bytes.fromhex("10 8063 00 80 00 01 61"), fin=True)
+        peer.say(stream_id, PublishDone(PublishDoneCode.TRACK_ENDED, 1), fin=True)
+    assert len(peer.seen(ObjectReceived)) == 2
+    assert [e.complete for e in peer.seen(SubscriptionEnded)] == [True, True]
+
+
+def a_stop_by_the_publisher_of_a_publish(peer: Lone) -> None:
+    # It only means that nothing more is read, once the PUBLISH is accepted.
+    stream_id = peer.bidi()
+    peer.say(stream_id, Publish(peer.request_id(), NAME, 99))
+    peer.session.accept_publish(peer.seen(PublishReceived)[-1].request_id)
+    peer.stop(stream_id)
+    peer.data(peer.uni(), bytes.fromhex("10 8063 00 80 00 01 61"), fin=True)
+    assert len(peer.seen(ObjectReceived)) == 1
+
+
+def an_update_by_the_publisher_of_a_publish(peer: Lone) -> None:
+    stream_id = peer.bidi()
+    update = RequestUpdate(peer.request_id() + 100, Parameters({P.SUBSCRIBER_PRIORITY: 3}))
+    peer.say(stream_id, Publish(peer.request_id(), NAME, 99), update)
+    peer.session.accept_publish(peer.seen(PublishReceived)[-1].request_id)
+    peer.drain()
+    assert peer.sent(stream_id) == encode_message(RequestOk()) * 2
+    assert [e.parameters for e in peer.seen(StateNotified)] == [update.parameters]
 
 
 def reserved_names(peer: Lone) -> None:
@@ -534,7 +581,12 @@ ROWS = [
     Row("a reset in the middle of a request", a_request_stream_reset_in_the_middle_of_its_request),
     Row("a STOP_SENDING that overtakes its request", a_stop_that_overtakes_its_request),
     Row("requests of every kind", requests_of_every_kind),
-    Row("kinds that are not served", kinds_that_are_not_served),
+    Row("a PUBLISH that nobody wants", a_publish_that_nobody_wants),
+    Row("a PUBLISH with an unknown mandatory property",
+        a_publish_with_an_unknown_mandatory_property),
+    Row("an alias published again", an_alias_published_again_once_its_track_is_over),
+    Row("STOP_SENDING by the publisher of a PUBLISH", a_stop_by_the_publisher_of_a_publish),
+    Row("update by the publisher of a PUBLISH", an_update_by_the_publisher_of_a_publish),
     Row("reserved names", reserved_names),
     Row("unknown reserved names", unknown_reserved_names_go_to_the_application),
     Row("invalid filters", invalid_filters, config=SessionConfig(max_filter_ranges=16)),
