@@ -26,7 +26,7 @@ class ResetStream:
     """Give up on a stream we were sending."""
 
     stream_id: StreamId
-    code: StreamErrorCode
+    code: StreamErrorCode | int
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class Context:
         """Close our direction of a stream: no more messages from us."""
         self.commands.append(SendStreamData(stream_id, b"", fin=True))
 
-    def reset(self, stream_id: StreamId, code: StreamErrorCode) -> None:
+    def reset(self, stream_id: StreamId, code: StreamErrorCode | int) -> None:
         """Give up on our direction of a stream."""
         self.commands.append(ResetStream(stream_id, code))
 

@@ -16,6 +16,7 @@ from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.commands import StreamId
 from moqt.session.context import Context
+from moqt.session.coverage import Knowledge
 from moqt.session.events import (
     FetchAccepted,
     FetchEnded,
@@ -264,7 +265,9 @@ class PeerFetch(PeerRequest):
         self.has_waiting = flow is not None and flow.has_data()
         if flow is None:
             return None
-        if not self.has_waiting and self._track is not None and self._track.ended is not None:
+        track = self._track
+        over = track is not None and track.ended is not None and not flow.is_pending
+        if over and not self.has_waiting:
             # Only the rest of an Object is waited for here, and that will not come any more.
             flow.cut(StreamErrorCode.INTERNAL_ERROR)
         if flow.finished:
@@ -305,7 +308,13 @@ def _end_location(track: LocalTrack, span: LocationRange) -> tuple[bool, Locatio
     assert largest is not None, "a track without objects has no range"
     if track.end_of_track and end >= largest:
         final = track.last_object()
+        if track.coverage is not None and final is not None:
+            _, known, knowledge = track.coverage.run_at(final.next())
+            if knowledge is not Knowledge.COMPLETE or known.next() < largest:
+                return False, end  # nor is it known yet which Object is the last
         return (True, final) if final is not None and final >= span.start else (False, end)
+    if track.coverage is not None:
+        return False, end  # what lies at the end may not have come yet
     # "To the end of a Group" has no Object ID of its own: name the last one there is.
     last = track.last_of(end.group)
     return False, min(end, last) if last is not None and last >= span.start else end

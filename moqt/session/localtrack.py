@@ -6,16 +6,28 @@ streams or priorities between subscribers; it tells its watchers that something 
 look for themselves.
 
 What is never changed here: an Object that was published, the end of a Group, the end of the Track.
+
+Whoever passes a Track on has it in pieces. What one stream of its publisher carries is one
+:class:`LocalSubgroup`, also where a Subgroup goes on after a reset; what came for the past, in any
+order, is in a :class:`StoredSubgroup`; and what is known of the rest is the Track's ``coverage``.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moqt.codepoints import MAX_VI64, GroupOrder, ObjectStatus, PublishDoneCode
+from moqt.codepoints import (
+    MAX_VI64,
+    GroupOrder,
+    ObjectStatus,
+    PublishDoneCode,
+    StreamErrorCode,
+)
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
+from moqt.session.coverage import FIRST, LAST, Coverage, Knowledge, Run, before
 from moqt.wire.pairs import Pairs, encode_pairs
 
 Payload = bytes | memoryview
@@ -58,7 +70,9 @@ class ByteBudget:
 class LocalObject:
     """One published Object. ``parts`` together are the payload, as far as it has been given."""
 
-    __slots__ = ("dropped", "have", "length", "object_id", "parts", "properties", "status")
+    __slots__ = (
+        "cut_code", "dropped", "have", "length", "object_id", "parts", "properties", "status",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -75,6 +89,10 @@ class LocalObject:
         self.status = status
         self.properties = properties
         self.dropped = False
+        """Its payload was let go, or its rest will not come."""
+
+        self.cut_code: StreamErrorCode | int | None = None
+        """What the streams that carry a part of it are reset with, if its rest will not come."""
 
     @property
     def is_whole(self) -> bool:
@@ -83,11 +101,18 @@ class LocalObject:
 
 
 class LocalSubgroup:
-    """The Objects of one Subgroup, in ascending order. Made by :meth:`LocalTrack.open_subgroup`."""
+    """The Objects of one Subgroup, in ascending order. Made by :meth:`LocalTrack.open_subgroup`.
+
+    One that was cut goes on as another of the same IDs; see :meth:`resume`. Objects are only ever
+    added at the end, so that a cursor into ``objects`` stays where it is.
+    """
 
     __slots__ = (
+        "_floor",
         "_track",
         "closed",
+        "cut_code",
+        "first_object",
         "freed",
         "group_id",
         "has_properties",
@@ -106,15 +131,24 @@ class LocalSubgroup:
         *,
         holds_end_of_group: bool,
         has_properties: bool,
+        first_object: bool = True,
+        floor: int = 0,
     ) -> None:
         self._track = track
+        self._floor = floor
         self.group_id = group_id
         self.subgroup_id = subgroup_id
         self.priority = priority
         self.holds_end_of_group = holds_end_of_group
         self.has_properties = has_properties
+        self.first_object = first_object
+        """Its first Object is the first that was ever published in the Subgroup."""
+
         self.objects: list[LocalObject] = []
         self.closed = False
+        self.cut_code: StreamErrorCode | int | None = None
+        """What its streams are reset with, once it was cut."""
+
         self.freed = 0
         """Objects from the front whose payload was let go."""
 
@@ -154,9 +188,15 @@ class LocalSubgroup:
         """Add octets to an Object that was begun.
 
         Raises:
-            UsageError: If that is more than the length it was begun with, or the Track ended.
+            UsageError: If that is more than the length it was begun with, or the Object was cut,
+                or the Track ended.
         """
         self._track.check_open()
+        self._extend(obj, payload)
+
+    def _extend(self, obj: LocalObject, payload: Payload) -> None:
+        if obj.cut_code is not None:
+            raise UsageError(f"Object {obj.object_id} was given up")
         if obj.have + len(payload) > obj.length:
             raise UsageError(f"{obj.have + len(payload)} octets for an Object of {obj.length}")
         obj.parts.append(payload)
@@ -174,6 +214,30 @@ class LocalSubgroup:
         self.closed = True
         self._track.changed(0)
 
+    def cut(self, code: StreamErrorCode | int) -> None:
+        """The rest of this Subgroup will not come, at least not in this place.
+
+        What is whole is still sent; then its streams are reset with ``code``. An Object that is
+        not whole is let go, does not count as the Largest any more, and its streams are reset
+        where they are, fetch streams too. Nothing happens if the Subgroup is closed.
+        """
+        if self.closed:
+            return
+        self.closed, self.cut_code = True, code
+        octets = 0
+        if self.objects and not self.objects[-1].is_whole:
+            octets = self._track.discard(self, self.objects.pop(), code)
+        self._track.changed(-octets)
+
+    def resume(self, object_id: int) -> "LocalSubgroup":
+        """Go on with a Subgroup that was cut, from ``object_id`` on: on new streams.
+
+        Raises:
+            UsageError: If it was not cut, has been resumed, or ``object_id`` is not past what is
+                there; if the Track has ended.
+        """
+        return self._track.resume(self, object_id)
+
     def _append(
         self,
         object_id: int,
@@ -184,6 +248,8 @@ class LocalSubgroup:
     ) -> LocalObject:
         if self.closed:
             raise UsageError(f"subgroup {self.subgroup_id} of group {self.group_id} is closed")
+        if object_id < self._floor:
+            raise UsageError(f"Object {object_id} in a Subgroup that goes on from {self._floor}")
         if self.objects:
             last = self.objects[-1]
             if object_id <= last.object_id:
@@ -201,9 +267,74 @@ class LocalSubgroup:
         return obj
 
 
+class StoredSubgroup(LocalSubgroup):
+    """Objects of the past of one Subgroup. Made by :meth:`LocalTrack.store_subgroup`.
+
+    They may come in any order and below what is live, any number of them unfinished at once; only
+    fills and fetches are served with them. It stays open for as long as the Track is.
+    """
+
+    __slots__ = ()
+
+    def extend(self, obj: LocalObject, payload: Payload) -> None:
+        """Add octets to an Object that was begun; also when the Track has ended.
+
+        Raises:
+            UsageError: If that is more than the length it was begun with, or it was given up.
+        """
+        self._extend(obj, payload)
+
+    def close(self) -> None:
+        """Refused: more of the past may come at any time."""
+        raise UsageError("a StoredSubgroup is not closed")
+
+    def cut(self, code: StreamErrorCode | int) -> None:
+        """Refused: one Object at a time is given up, see :meth:`give_up`."""
+        raise UsageError("a StoredSubgroup is not cut")
+
+    def give_up(self, obj: LocalObject, code: StreamErrorCode | int) -> None:
+        """The rest of an Object that was begun will not come: fetch streams that carry a part of
+        it are reset with ``code``.
+        """  # noqa: D205  # one sentence
+        if obj.is_whole or obj.dropped:
+            return
+        self.objects.remove(obj)
+        self._track.changed(-self._track.discard(self, obj, code))
+
+    def _append(
+        self,
+        object_id: int,
+        length: int,
+        parts: list[Payload],
+        status: ObjectStatus,
+        properties: Pairs,
+    ) -> LocalObject:
+        if status is not ObjectStatus.NORMAL:
+            raise UsageError(f"{status.name} is not stored: it is known by what is absent")
+        _check_id("Object", object_id)
+        encode_pairs(properties)
+        self._track.check_past(Location(self.group_id, object_id))
+        obj = LocalObject(object_id, length, parts, status, properties)
+        insort(self.objects, obj, key=_object_id)
+        self._track.stored(obj)
+        return obj
+
+
+def _object_id(obj: LocalObject) -> int:
+    return obj.object_id
+
+
 def _check_id(what: str, number: int) -> None:
     if not 0 <= number <= MAX_VI64:
         raise UsageError(f"{what} ID {number} is not 0 to 2**64 - 1")
+
+
+def _check_priority(subgroup: LocalSubgroup, priority: int) -> None:
+    if subgroup.priority != priority:
+        raise UsageError(
+            f"subgroup {subgroup.subgroup_id} of group {subgroup.group_id} "
+            f"has priority {subgroup.priority}, not {priority}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +366,8 @@ class LocalTrack:
             it an Object is let go once it was sent to every subscriber, and a fill is told that
             what is gone is unknown.
         budget: Where the payload octets held are counted.
+        coverage: What is known of Locations where no Object is held; None: everything, but for
+            what was let go. After a change of it, call :meth:`coverage_changed`.
 
     Raises:
         UsageError: If ``properties`` cannot be sent.
@@ -248,6 +381,7 @@ class LocalTrack:
         group_order: GroupOrder = GroupOrder.ASCENDING,
         retain: bool = True,
         budget: ByteBudget | None = None,
+        coverage: Coverage | None = None,
     ) -> None:
         encode_pairs(properties)
         self.name = name
@@ -266,11 +400,18 @@ class LocalTrack:
         self.lost_before: Location | None = None
         """With ``retain=False``: everything below was let go."""
 
+        self.coverage = coverage
+        self.revision = 0
+        """Grows when something changes other than at the end of what is there."""
+
         self._retain = retain
         self._budget = budget
         self._octets = 0
         self._recent: list[LocalSubgroup] = []  # in order of opening; the front may be let go
         self._groups: dict[int, list[LocalSubgroup]] = {}
+        self._group_ids: list[int] = []  # the keys of _groups, ascending
+        self._stored_groups: set[int] = set()
+        self._told: Location | None = None  # the Largest as somebody else knows it
         self._group_ends: dict[int, int] = {}  # of Groups that are held
         self._watchers: dict[Watcher, None] = {}
         self._readers: dict[TrackReader, None] = {}
@@ -290,6 +431,7 @@ class LocalTrack:
         priority: int = 128,
         holds_end_of_group: bool = False,
         has_properties: bool = False,
+        first_object: bool = True,
     ) -> LocalSubgroup:
         """Begin a Subgroup; each is carried by a stream of its own.
 
@@ -299,6 +441,7 @@ class LocalTrack:
             priority: Publisher Priority of its Objects, 0 to 255, smaller is more urgent.
             holds_end_of_group: It will hold the Group's largest Object (END_OF_GROUP).
             has_properties: Its Objects may have Object Properties.
+            first_object: Its first Object here is the first ever published in the Subgroup.
 
         Raises:
             UsageError: If the Track has ended, the Subgroup exists, or a number is none that can
@@ -309,9 +452,10 @@ class LocalTrack:
         _check_id("Subgroup", subgroup_id)
         if not 0 <= priority <= 255:
             raise UsageError(f"publisher priority {priority}, expected 0 to 255")
-        siblings = self._groups.setdefault(group_id, [])
-        if any(other.subgroup_id == subgroup_id for other in siblings):
-            raise UsageError(f"subgroup {subgroup_id} of group {group_id} exists")
+        for other in self._siblings(group_id, subgroup_id):
+            if not isinstance(other, StoredSubgroup):
+                raise UsageError(f"subgroup {subgroup_id} of group {group_id} exists")
+            _check_priority(other, priority)
         subgroup = LocalSubgroup(
             self,
             group_id,
@@ -319,11 +463,91 @@ class LocalTrack:
             priority,
             holds_end_of_group=holds_end_of_group,
             has_properties=has_properties,
+            first_object=first_object,
         )
-        siblings.append(subgroup)
+        self._enter(subgroup)
         self._recent.append(subgroup)
         self.opened += 1
         return subgroup
+
+    def resume(self, subgroup: LocalSubgroup, object_id: int) -> LocalSubgroup:
+        """Go on with a Subgroup that was cut; see :meth:`LocalSubgroup.resume`."""
+        self.check_open()
+        group_id, subgroup_id = subgroup.group_id, subgroup.subgroup_id
+        live = [
+            other
+            for other in self._siblings(group_id, subgroup_id)
+            if not isinstance(other, StoredSubgroup)
+        ]
+        if subgroup.cut_code is None or (live and live[-1] is not subgroup):
+            raise UsageError(f"subgroup {subgroup_id} of group {group_id} goes on elsewhere")
+        last = max((other.objects[-1].object_id for other in live if other.objects), default=-1)
+        if object_id <= last:
+            raise UsageError(f"Object {object_id} after Object {last}")
+        following = LocalSubgroup(
+            self,
+            group_id,
+            subgroup_id,
+            subgroup.priority,
+            holds_end_of_group=subgroup.holds_end_of_group,
+            has_properties=subgroup.has_properties,
+            first_object=False,
+            floor=object_id,
+        )
+        self._enter(following)
+        self._recent.append(following)
+        self.opened += 1
+        return following
+
+    def store_subgroup(
+        self, group_id: int, subgroup_id: int = 0, *, priority: int = 128
+    ) -> StoredSubgroup:
+        """Return where Objects of a Subgroup go that came as part of the past.
+
+        Raises:
+            UsageError: If the Subgroup has another priority, or a number is none that can be sent.
+        """
+        _check_id("Group", group_id)
+        _check_id("Subgroup", subgroup_id)
+        if not 0 <= priority <= 255:
+            raise UsageError(f"publisher priority {priority}, expected 0 to 255")
+        for other in self._siblings(group_id, subgroup_id):
+            _check_priority(other, priority)
+            if isinstance(other, StoredSubgroup):
+                return other
+        stored = StoredSubgroup(
+            self, group_id, subgroup_id, priority, holds_end_of_group=False, has_properties=True
+        )
+        self._enter(stored)
+        return stored
+
+    def raise_largest(self, location: Location) -> None:
+        """Note a Largest Object that somebody else knows of; a smaller one changes nothing."""
+        if self._told is None or location > self._told:
+            self._told = location
+        if self.largest is None or location > self.largest:
+            self.largest = location
+            self.changed(0)
+
+    def coverage_changed(self) -> None:
+        """Tell the watchers that more is known of the Track, or less."""
+        self.revision += 1
+        self.changed(0)
+
+    def _siblings(self, group_id: int, subgroup_id: int) -> list[LocalSubgroup]:
+        return [s for s in self._groups.get(group_id, ()) if s.subgroup_id == subgroup_id]
+
+    def _enter(self, subgroup: LocalSubgroup) -> None:
+        group_id = subgroup.group_id
+        if group_id not in self._groups:
+            self._groups[group_id] = []
+            if self._group_ids and group_id < self._group_ids[-1]:
+                insort(self._group_ids, group_id)
+            else:
+                self._group_ids.append(group_id)
+        self._groups[group_id].append(subgroup)
+        if isinstance(subgroup, StoredSubgroup):
+            self._stored_groups.add(group_id)
 
     def end(self, code: PublishDoneCode = PublishDoneCode.TRACK_ENDED, reason: str = "") -> None:
         """No further Object will be published. The second call changes nothing.
@@ -341,6 +565,8 @@ class LocalTrack:
         """Let go of every Object, in order to forget the Track. It must have ended."""
         for subgroups in self._groups.values():
             for subgroup in subgroups:
+                if isinstance(subgroup, StoredSubgroup):
+                    subgroup.freed = 0  # it was not filled from the front
                 self._free(subgroup, len(subgroup.objects))
 
     # -- reading ---------------------------------------------------------------------------------
@@ -353,7 +579,42 @@ class LocalTrack:
 
     def group_ids(self, first: int, last: int) -> Sequence[int]:
         """Return the IDs of the Groups held from ``first`` to ``last``, ascending."""
-        return sorted(group for group in self._groups if first <= group <= last)
+        ids = self._group_ids
+        return ids[bisect_left(ids, first) : bisect_right(ids, last)]
+
+    def next_group(self, group_id: int, *, descending: bool) -> int | None:
+        """Return the first Group held in an order, from ``group_id`` on; None: no more."""
+        ids = self._group_ids
+        if descending:
+            at = bisect_right(ids, group_id) - 1
+            return ids[at] if at >= 0 else None
+        at = bisect_left(ids, group_id)
+        return ids[at] if at < len(ids) else None
+
+    def objects_from(
+        self, group_id: int, object_id: int, limit: int
+    ) -> Sequence[tuple[LocalSubgroup, LocalObject]]:
+        """Return the first ``limit`` Objects of a Group from ``object_id`` on, ascending."""
+        merged: list[tuple[LocalSubgroup, LocalObject]] = []
+        subgroups = self._groups.get(group_id, [])
+        for subgroup in subgroups:
+            objects = subgroup.objects
+            at = bisect_left(objects, object_id, key=_object_id) if object_id else 0
+            merged += [(subgroup, obj) for obj in objects[at : at + limit]]
+        if len(subgroups) > 1:
+            merged.sort(key=lambda pair: pair[1].object_id)
+        return merged[:limit]
+
+    def run_at(self, location: Location) -> Run:
+        """Return what is known of a Location where no Object is held, and of its neighbours."""
+        if self.coverage is not None:
+            return self.coverage.run_at(location)
+        lost = self.lost_before
+        if lost is None:
+            return FIRST, LAST, Knowledge.COMPLETE
+        if location < lost:
+            return FIRST, before(lost), Knowledge.UNKNOWN
+        return lost, LAST, Knowledge.COMPLETE
 
     def objects_of(self, group_id: int) -> Iterable[tuple[LocalSubgroup, LocalObject]]:
         """Return the Objects of a Group as they stand now, ascending, Subgroups merged."""
@@ -411,11 +672,56 @@ class LocalTrack:
         end = self._group_ends.get(location.group)
         if end is not None and location.object >= end:
             raise UsageError(f"{location} is past the end of its Group at Object {end}")
+        if self._stored_groups and location.group in self._stored_groups:
+            self._check_free(location)
         last = self.largest if status is ObjectStatus.END_OF_TRACK else None
         if status is ObjectStatus.END_OF_GROUP:
             last = self.last_of(location.group)
         if last is not None and location <= last:
             raise UsageError(f"{status.name} at {location}, not after {last}")
+
+    def check_past(self, location: Location) -> None:
+        """Raise :exc:`UsageError` if no Object can be stored at ``location``."""
+        if self.largest is None or location > self.largest:
+            raise UsageError(f"{location} is past the Largest Object, {self.largest}")
+        if self.end_of_track and location == self.largest:
+            raise UsageError(f"{location} is past the End of Track at {self.largest}")
+        end = self._group_ends.get(location.group)
+        if end is not None and location.object >= end:
+            raise UsageError(f"{location} is past the end of its Group at Object {end}")
+        self._check_free(location)
+
+    def _check_free(self, location: Location) -> None:
+        for _, obj in self.objects_from(location.group, location.object, 1):
+            if obj.object_id == location.object:
+                raise UsageError(f"there is an Object at {location}")
+
+    def stored(self, obj: LocalObject) -> None:
+        """Note an Object of the past."""
+        self.revision += 1
+        self.changed(obj.have)
+
+    def discard(
+        self, subgroup: LocalSubgroup, obj: LocalObject, code: StreamErrorCode | int
+    ) -> int:
+        """Forget an Object that is not whole, gone from ``subgroup``; return its octets."""
+        obj.dropped, obj.cut_code, obj.parts = True, code, []
+        self.revision += 1
+        if self.largest == Location(subgroup.group_id, obj.object_id):
+            # Half an Object is neither kept nor known (MOQT, "Closing Subgroup Streams").
+            self.largest = self._greatest_known()
+        return obj.have
+
+    def _greatest_known(self) -> Location | None:
+        known = [at for at in (self._told, self._let_go()) if at is not None]
+        for group_id in reversed(self._group_ids):
+            if (last := self.last_of(group_id)) is not None:
+                known.append(last)
+                break
+        return max(known, default=None)
+
+    def _let_go(self) -> Location | None:
+        return None if self.lost_before is None else before(self.lost_before)
 
     def may_have_lost(self, lowest: Location) -> bool:
         """Whether there may have been Objects from ``lowest`` on that were let go."""
@@ -433,10 +739,13 @@ class LocalTrack:
         self.changed(obj.have)
 
     def changed(self, octets: int) -> None:
-        """Count new payload octets and tell the watchers."""
+        """Count new payload octets, or those that are gone, and tell the watchers."""
         self._octets += octets
         if self._budget is not None and octets:
-            self._budget.take(octets)
+            if octets > 0:
+                self._budget.take(octets)
+            else:
+                self._budget.give_back(-octets)
         if not self._retain and not self._readers:
             self.trim()
         for watcher in tuple(self._watchers):
@@ -475,8 +784,10 @@ class LocalTrack:
     def _forget(self, subgroup: LocalSubgroup) -> None:
         siblings = self._groups[subgroup.group_id]
         siblings.remove(subgroup)
+        self.revision += 1
         if not siblings:
             del self._groups[subgroup.group_id]
+            del self._group_ids[bisect_left(self._group_ids, subgroup.group_id)]
             self._group_ends.pop(subgroup.group_id, None)
         if subgroup.objects:
             after = Location(subgroup.group_id, subgroup.objects[-1].object_id + 1)

@@ -251,8 +251,7 @@ class Publisher(RequestStream):
             subgroup.priority,
             selection.group_rank(subgroup.group_id),
             subgroup.subgroup_id,
-            id(flow),
-        )
+        )  # equals stay in the order in which they were opened
         insort(self._live, (key, flow), key=_key)
 
     def _adopt_open_subgroups(self) -> None:
@@ -271,7 +270,8 @@ class Publisher(RequestStream):
 
     def _retire(self, track: LocalTrack) -> None:
         """Let go of flows that are over, and of the subscription with the last of them."""
-        ended = track.ended is not None and not self.has_waiting
+        pending = any(fill.is_pending for fill in self._fills)
+        ended = track.ended is not None and not self.has_waiting and not pending
         if ended:
             # What has no data now and is not finished never will be: it was cut off.
             self._cut_all(StreamErrorCode.INTERNAL_ERROR)

@@ -5,7 +5,7 @@ asked for them. Both kinds work alike: the head of an Object (a few octets that 
 the stream carried before) and then the payload's own pieces, uncopied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from moqt.codepoints import (
@@ -18,6 +18,7 @@ from moqt.codepoints import (
 from moqt.location import Location
 from moqt.session.commands import SendStreamData, StreamId
 from moqt.session.context import Context
+from moqt.session.coverage import Knowledge, before
 from moqt.session.events import RequestId
 from moqt.session.localtrack import LocalObject, LocalSubgroup, LocalTrack, Payload
 from moqt.session.sendqueue import Rank
@@ -107,12 +108,16 @@ class ObjectFlow:
             return self._part < len(self._parts) or obj.dropped
         if self._has_next():
             return True
-        if not self._at_end():
+        if not self._at_end() and self._cut_code() is None:
             return False
         if self.stream_id is None and not self._opens_empty():
             self.finished = True
             return False
         return True
+
+    def _cut_code(self) -> StreamErrorCode | int | None:
+        """What the stream is reset with once all there is has been sent; None: it goes on."""
+        return None
 
     def _opens_empty(self) -> bool:
         """Whether a stream is opened although no Object will be on it."""
@@ -140,7 +145,8 @@ class ObjectFlow:
             if self._part == len(self._parts):
                 if obj.dropped and not small and not pieces:
                     # Its rest will never come. What shows whose stream this is has been sent.
-                    self.cut(StreamErrorCode.INTERNAL_ERROR)
+                    code = obj.cut_code
+                    self.cut(StreamErrorCode.INTERNAL_ERROR if code is None else code)
                     return [], 0
                 break  # the rest of a payload that is still being made
             part = self._parts[self._part]
@@ -160,7 +166,12 @@ class ObjectFlow:
                 self._part, self._offset = self._part + 1, 0
                 if self._part == len(self._parts) and obj.is_whole:
                     self._object, self._parts = None, []
-        self.finished = self._object is None and not self._has_next() and self._at_end()
+        if self._object is None and not self._has_next():
+            self.finished = self._at_end()
+            if not self.finished and not small and not pieces:
+                if (code := self._cut_code()) is not None:
+                    self.cut(code)
+                return [], 0
         if small or not pieces:
             pieces.append(bytes(small))
             taken += len(small)
@@ -170,7 +181,7 @@ class ObjectFlow:
             for index, piece in enumerate(pieces)
         ], taken
 
-    def cut(self, code: StreamErrorCode) -> None:
+    def cut(self, code: StreamErrorCode | int) -> None:
         """End the stream by a reset; what it had not sent is not sent."""
         if not self.finished and self.stream_id is not None:
             self._context.open_streams.ended(self.stream_id)
@@ -193,7 +204,8 @@ class SubgroupFlow(ObjectFlow):
         super().__init__(context, selection)
         self.subgroup = subgroup
         self.index = first
-        """Index in the Subgroup of the next Object to look at."""
+        """Index in the Subgroup of the next Object to look at: what comes later for the past is
+        stored beside it, so that no index shifts."""
 
         self._track_alias = track_alias
         self._previous: int | None = None
@@ -271,7 +283,11 @@ class SubgroupFlow(ObjectFlow):
             # Nothing more is wanted. A reset could overtake what was, so the stream ends by FIN;
             # END_OF_GROUP was not promised on it.
             return True
-        return self.subgroup.closed and self.index >= len(self.subgroup.objects)
+        subgroup = self.subgroup
+        return subgroup.closed and subgroup.cut_code is None and self.index >= len(subgroup.objects)
+
+    def _cut_code(self) -> StreamErrorCode | int | None:
+        return self.subgroup.cut_code
 
     def _past_range(self) -> bool:
         end, subgroup = self.selection.range.end, self.subgroup
@@ -300,7 +316,7 @@ class SubgroupFlow(ObjectFlow):
             publisher_priority=subgroup.priority,
             has_properties=subgroup.has_properties,
             end_of_group=self._promises_end,
-            first_object=self.index == 0,
+            first_object=subgroup.first_object and self.index == 0,
         ).encode()
 
 
@@ -313,16 +329,24 @@ class _Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gone:
-    """A step of a fetch stream: something was let go of what lies between the one before and here.
+class _Marked:
+    """A step of a fetch stream: what became of all between the step before and ``upto``.
 
     That includes ``upto`` itself.
     """
 
+    kind: RangeMarkerKind
     upto: Location
 
 
-_Step = _Stored | _Gone
+_Step = _Stored | _Marked
+_MARKERS = {
+    Knowledge.COMPLETE: RangeMarkerKind.NON_EXISTENT,
+    Knowledge.UNKNOWN: RangeMarkerKind.UNKNOWN,
+    Knowledge.TIMED_OUT: RangeMarkerKind.TIMED_OUT,
+}
+#: Objects looked up at once: looking one up costs more than passing over it.
+_BATCH = 64
 
 
 class FetchFlow(ObjectFlow):
@@ -342,11 +366,12 @@ class FetchFlow(ObjectFlow):
         super().__init__(context, selection)
         self.request_id = request_id
         self._order_differs = int(order_differs)
-        self._descending = selection.group_order is GroupOrder.DESCENDING
-        assert selection.range.end is not None, "the range of a fetch is closed"
-        self._end = selection.range.end
         self._writer = FetchWriter(selection.group_order)
-        self._steps = self._walk(track)
+        self._steps = _Walk(track, selection).steps()
+        self._is_over = False
+        self.is_pending = False
+        """It waits at a Location of which the Track does not know yet."""
+
         self._step: _Step | None = None
         self._subgroup: LocalSubgroup | None = None  # of the Object that the rank is taken from
 
@@ -375,11 +400,16 @@ class FetchFlow(ObjectFlow):
         return FetchHeader(self.request_id).encode()
 
     def _has_next(self) -> bool:
-        if self._step is None:
-            self._step = next(self._steps, None)
+        if self._step is None and not self._is_over:
+            self._step = next(self._steps, _OVER)
+            self._is_over = self._step is _OVER
+            self.is_pending = self._step is None
+            if self._is_over:
+                self._step = None
         step = self._step
         if isinstance(step, _Stored) and step.object.dropped:  # since it was looked up
-            self._step = _Gone(Location(step.subgroup.group_id, step.object.object_id))
+            upto = Location(step.subgroup.group_id, step.object.object_id)
+            self._step = _Marked(RangeMarkerKind.UNKNOWN, upto)
         return step is not None
 
     def _next(self) -> tuple[bytes, LocalObject | None] | None:
@@ -387,8 +417,8 @@ class FetchFlow(ObjectFlow):
             return None
         step, self._step = self._step, None
         assert step is not None
-        if isinstance(step, _Gone):
-            return self._writer.marker(RangeMarkerKind.UNKNOWN, step.upto), None
+        if isinstance(step, _Marked):
+            return self._writer.marker(step.kind, step.upto), None
         subgroup, obj = step.subgroup, step.object
         self._subgroup = subgroup
         head = self._writer.object_header(
@@ -401,80 +431,143 @@ class FetchFlow(ObjectFlow):
         return head, obj
 
     def _at_end(self) -> bool:
-        return not self._has_next()
+        return not self._has_next() and self._is_over
 
-    def _walk(self, track: LocalTrack) -> Iterator[_Step]:
-        """Yield the steps of the range in Group Order; a Group is looked up when it is reached.
 
-        Object Status is not carried on fetch streams (MOQT, "Object Status").
-        """
-        wanted = self.selection.range
-        start, end = wanted.start, self._end
-        groups = list(track.group_ids(start.group, end.group))
+_OVER = _Marked(RangeMarkerKind.NON_EXISTENT, Location(0, 0))
+
+
+class _Walk:
+    """The way of a fetch stream through a Track: what it says of every Location of its range.
+
+    In Group Order, and ascending in each Group. The Track may change on the way: more of the past
+    may be stored, more become known. What has been passed is not looked at again.
+
+    Args:
+        track: What is walked through.
+        selection: The range, which is closed, and what is wanted of it.
+    """
+
+    def __init__(self, track: LocalTrack, selection: Selection) -> None:
+        self._track = track
+        self._selection = selection
+        self._start = selection.range.start
+        assert selection.range.end is not None, "the range of a fetch is closed"
+        self._end = selection.range.end
+        self._descending = selection.group_order is GroupOrder.DESCENDING
+        #: Where what is not held is known Location by Location, a mixed gap is split. Elsewhere
+        #: all of a gap of which a part was let go is unknown.
+        self._is_exact = track.coverage is not None
+        self._gap: tuple[Knowledge, Location] | None = None  # not said yet, up to where
+
+    def steps(self) -> Iterator[_Step | None]:
+        """Yield the steps; None where the walk must wait until the Track has changed."""
+        at: Location | None = self._start
         if self._descending:
-            groups.reverse()
-        previous: Location | None = None
-        has_gap = False
-        for group_id in groups:
-            for subgroup, obj in track.objects_of(group_id):
-                location = Location(group_id, obj.object_id)
-                if location not in wanted:
-                    continue
+            at = self._first(self._end.group)
+        while at is not None:
+            batch, revision = self._look_up(at)
+            for subgroup, obj in batch:
+                location = Location(subgroup.group_id, obj.object_id)
+                while at is not None and at != location and revision == self._track.revision:
+                    at = yield from self._pass(at, location)
+                if revision != self._track.revision:
+                    break
                 if obj.dropped:
-                    has_gap = True
-                elif obj.status is ObjectStatus.NORMAL and self.selection.wants(subgroup, obj):
-                    gap = self._gap(previous, location)
-                    if gap is not None and (has_gap or track.may_have_lost(gap.lowest)):
-                        yield _Gone(gap.last)
+                    yield from self._note(Knowledge.UNKNOWN, location)
+                elif obj.status is ObjectStatus.NORMAL and self._selection.wants(subgroup, obj):
+                    yield from self._say(marker_follows=False)
                     yield _Stored(subgroup, obj)
-                    previous, has_gap = location, False
-        gap = self._gap(previous, None)
-        if gap is not None and (has_gap or track.may_have_lost(gap.lowest)):
-            yield _Gone(gap.last)
+                else:  # Object Status is not carried on fetch streams (MOQT, "Object Status")
+                    yield from self._note(Knowledge.COMPLETE, location)
+                at = self._after(location)
+            if at is not None and not batch:
+                at = yield from self._pass(at, None)
+        yield from self._say(marker_follows=False)
 
-    def _gap(self, previous: Location | None, following: Location | None) -> "_Gap | None":
-        """Return what lies between two steps in Group Order; None if nothing can.
+    def _look_up(self, at: Location) -> tuple[Sequence[tuple[LocalSubgroup, LocalObject]], int]:
+        """Return the next Objects of one Group, none if no more are held in the range."""
+        track, end, descending = self._track, self._end, self._descending
+        revision = track.revision
+        step = -1 if descending else 1
+        group = track.next_group(at.group, descending=descending)
+        while group is not None and self._start.group <= group <= end.group:
+            lowest = at.object if group == at.group else self._first(group).object
+            batch = track.objects_from(group, lowest, _BATCH)
+            if group == end.group and batch and batch[-1][1].object_id > end.object:
+                batch = [pair for pair in batch if pair[1].object_id <= end.object]
+            if batch:
+                return batch, revision
+            group = track.next_group(group + step, descending=descending)
+        return (), revision
+
+    def _pass(
+        self, at: Location, held: Location | None
+    ) -> Generator[_Step | None, None, Location | None]:
+        """Go on from ``at``, where no Object is held; return where to, None at the end.
 
         Args:
-            previous: The step before; None at the start of the range.
-            following: The step after; None at the end of the range.
+            at: The Location that is next.
+            held: The next one, in order, of which an Object is held; None: none up to the end.
         """
-        start, end = self.selection.range.start, self._end
+        first, last, knowledge = self._track.run_at(at)
+        if knowledge is Knowledge.PENDING:
+            if self._gap is not None and self._gap[0] is not Knowledge.COMPLETE:
+                yield from self._say(marker_follows=True)
+            yield None
+            return at
         if not self._descending:
-            lowest = start if previous is None else previous.next()
-            if following is None:
-                return _Gap(lowest, end) if lowest <= end else None
-            return _Gap(lowest, _before(following)) if lowest < following else None
-        # Descending: up to the end of the Group of ``previous``, then Group after Group below it,
-        # each from its first Object on, to ``following``.
-        group = start.group if following is None else following.group
-        first = max(start, Location(group, 0))
-        if previous is not None and previous.group == group:
-            first = previous.next()
-        last = min(end, Location(group, MAX_VI64)) if following is None else _before(following)
-        if first <= last:
-            return _Gap(first, last)
-        above = end.group if previous is None else previous.group
-        if following is None or above == group:
-            return None
-        # The whole of its Group follows: the gap is what remained above.
-        lowest = Location(group + 1, 0)
-        if previous is not None and above == group + 1:
-            lowest = previous.next()
-        return _Gap(lowest, min(end, Location(group + 1, MAX_VI64)))
+            last = min(last, self._end if held is None else before(held))
+            yield from self._note(knowledge, last)
+            return self._after(last)
+        if held is not None and held.group == at.group:
+            last = min(last, before(held))
+        elif last >= (top := self._last(at.group)):
+            # As many Groups below as are known alike, down to where something is held.
+            group = first.group + (first.object > 0)
+            if held is not None:
+                group = max(group, held.group + 1)
+            elif first <= self._start:
+                group = self._start.group
+            last = top if group >= at.group else self._last(group)
+        yield from self._note(knowledge, last)
+        return self._after(last)
 
+    def _note(self, knowledge: Knowledge, upto: Location) -> Iterator[_Step | None]:
+        """Add what lies up to ``upto`` to the gap; say what went before, if it was another."""
+        if self._gap is not None and self._gap[0] is not knowledge:
+            if self._is_exact:
+                yield from self._say(marker_follows=knowledge is not Knowledge.COMPLETE)
+            elif knowledge is Knowledge.COMPLETE:
+                knowledge = self._gap[0]
+        self._gap = knowledge, upto
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """What lies between two steps of a fetch stream."""
+    def _say(self, *, marker_follows: bool) -> Iterator[_Step]:
+        """Mark the gap, unless silence says it.
 
-    lowest: Location
-    last: Location
-    """The last one in Group Order."""
+        Args:
+            marker_follows: A marker follows, which would speak of this gap too.
+        """
+        gap, self._gap = self._gap, None
+        if gap is None:
+            return
+        knowledge, upto = gap
+        if knowledge is not Knowledge.COMPLETE:
+            yield _Marked(_MARKERS[knowledge], upto)
+        elif marker_follows and not self._selection.filters:
+            # With filters there may be Objects in the gap, and silence says nothing of it.
+            yield _Marked(RangeMarkerKind.NON_EXISTENT, upto)
 
+    def _after(self, location: Location) -> Location | None:
+        """Return the Location that is next in order; None at the end of the range."""
+        if not self._descending:
+            return location.next() if location < self._end else None
+        if location < self._last(location.group):
+            return location.next()
+        return self._first(location.group - 1) if location.group > self._start.group else None
 
-def _before(location: Location) -> Location:
-    """Return the greatest Location below one that is not the first of all."""
-    if location.object:
-        return Location(location.group, location.object - 1)
-    return Location(location.group - 1, MAX_VI64)
+    def _first(self, group_id: int) -> Location:
+        return max(self._start, Location(group_id, 0))
+
+    def _last(self, group_id: int) -> Location:
+        return min(self._end, Location(group_id, MAX_VI64))
