@@ -41,6 +41,7 @@ from moqt.session.events import (
     Event,
     FetchReceived,
     GoawayReceived,
+    ObjectPiece,
     ObjectReceived,
     PeerRequestEnded,
     PublishNamespaceReceived,
@@ -271,6 +272,7 @@ class MoqtConnection:
         priority: int = 128,
         group_order: GroupOrder = GroupOrder.ASCENDING,
         forward: bool = True,
+        pieces: bool = False,
         sink: Sink | None = None,
         timeout_s: float = 10.0,
     ) -> Subscription:
@@ -285,6 +287,7 @@ class MoqtConnection:
             priority: Subscriber Priority, 0 to 255, smaller is more urgent.
             group_order: Which of two Groups comes first.
             forward: False begins paused.
+            pieces: Take Objects as they come, and not when they are whole.
             sink: Called with every event instead of queueing it for iteration. It must not
                 block; Objects count as taken when it returns.
             timeout_s: How long the answer may take.
@@ -297,6 +300,7 @@ class MoqtConnection:
             priority=priority,
             group_order=group_order,
             forward=forward,
+            pieces=pieces,
         )
         return await self._answered(Subscription(self, request_id, sink), timeout_s)
 
@@ -308,16 +312,21 @@ class MoqtConnection:
         range_filters: tuple[RangeFilter, ...] = (),
         priority: int = 128,
         group_order: GroupOrder = GroupOrder.ASCENDING,
+        pieces: bool = False,
         sink: Sink | None = None,
         timeout_s: float = 10.0,
     ) -> Fetch:
-        """Ask for past Objects of a Track. Objects that come ahead of the answer are kept."""
+        """Ask for past Objects of a Track. Objects that come ahead of the answer are kept.
+
+        With ``pieces`` they are taken as they come, and not when they are whole.
+        """
         request_id = self.session.fetch(
             track,
             location_filter=location_filter,
             range_filters=range_filters,
             priority=priority,
             group_order=group_order,
+            pieces=pieces,
         )
         return await self._answered(Fetch(self, request_id, sink), timeout_s)
 
@@ -565,7 +574,7 @@ class MoqtConnection:
                             reason=reason)  # fmt: skip
             case SessionTerminated():
                 self._terminated(event)
-            case ObjectReceived():
+            case ObjectReceived() | ObjectPiece():
                 self.session.consumed(event)  # its request was cancelled since
             case _:
                 pass  # the last words of a request that was cancelled here

@@ -25,6 +25,8 @@ from moqt.session.events import (
     NamespaceRevoked,
     NamespacesEnded,
     NamespacesSubscribed,
+    ObjectBegan,
+    ObjectPiece,
     ObjectReceived,
     PublicationEnded,
     PublishAccepted,
@@ -33,6 +35,8 @@ from moqt.session.events import (
     RequestId,
     RequestRefused,
     StateNotified,
+    SubgroupClosed,
+    SubgroupOpened,
     SubscribeAccepted,
     SubscriptionEnded,
     TracksEnded,
@@ -49,7 +53,18 @@ if TYPE_CHECKING:  # a connection makes these, and these call it back
     from moqt.aio.connection import MoqtConnection
 
 #: What a subscription or a fetch brings.
-TrackEvent = ObjectReceived | FillEnded | RangeMarked | StateNotified
+TrackEvent = (
+    ObjectReceived
+    | SubgroupOpened
+    | ObjectBegan
+    | ObjectPiece
+    | SubgroupClosed
+    | FillEnded
+    | RangeMarked
+    | StateNotified
+)
+#: Events that count against the receive windows until they are taken.
+_Counted = ObjectReceived | ObjectPiece
 NamespaceEvent = NamespaceAppeared | NamespaceGone
 Sink = Callable[[TrackEvent], None]
 E = TypeVar("E", bound=Event)
@@ -131,7 +146,7 @@ class EventStream(Route, Generic[E]):
             finally:
                 self._waiter = None
         event = self._queue.popleft()
-        if isinstance(event, ObjectReceived) and not self._released:
+        if isinstance(event, _Counted) and not self._released:
             self._connection.session.consumed(event)
             self._connection.wake()
         return event
@@ -150,7 +165,7 @@ class EventStream(Route, Generic[E]):
             return
         self._fall_behind(f"{MAX_WAITING_EVENTS} events wait")
         self._release()
-        if isinstance(event, ObjectReceived):
+        if isinstance(event, _Counted):
             self._connection.session.consumed(event)
         self._finish()
         super().cancel()
@@ -164,7 +179,7 @@ class EventStream(Route, Generic[E]):
         if not self._released:
             self._released = True
             for event in self._queue:
-                if isinstance(event, ObjectReceived):
+                if isinstance(event, _Counted):
                     self._connection.session.consumed(event)
 
     def _finish(self) -> None:
@@ -194,7 +209,7 @@ class _ObjectStream(EventStream[Any]):
             self._put(event)
         else:
             self._sink(event)
-            if isinstance(event, ObjectReceived):
+            if isinstance(event, _Counted):
                 self._connection.session.consumed(event)
         return False
 
@@ -283,6 +298,8 @@ class Subscription(_ObjectStream):
         match event:
             case ObjectReceived() | FillEnded() | RangeMarked() | StateNotified():
                 return self._bring(event)
+            case SubgroupOpened() | ObjectBegan() | ObjectPiece() | SubgroupClosed():
+                return self._bring(event)
             case SubscribeAccepted():
                 self.largest = event.largest
                 self.fill_expected = event.fill_expected
@@ -341,7 +358,7 @@ class Fetch(_ObjectStream):
 
     def _handle(self, event: Event) -> bool:
         match event:
-            case ObjectReceived() | RangeMarked():
+            case ObjectReceived() | RangeMarked() | ObjectBegan() | ObjectPiece():
                 return self._bring(event)
             case FetchAccepted():
                 self.end_of_track = event.end_of_track

@@ -34,6 +34,7 @@ from moqt.session.discovery import (
 from moqt.session.events import (
     Event,
     FetchReceived,
+    ObjectPiece,
     ObjectReceived,
     PublishNamespaceReceived,
     PublishReceived,
@@ -300,10 +301,10 @@ class Session:
         events, context.events = context.events, []
         return events
 
-    def consumed(self, event: ObjectReceived) -> None:
+    def consumed(self, event: ObjectReceived | ObjectPiece) -> None:
         """The application took an Object: the receive windows may move on by its octets.
 
-        Once for each Object, also when its request is over by then.
+        Once for each Object, or piece of one, also when its request is over by then.
         """
         if self._terminated is not None:
             return
@@ -323,6 +324,7 @@ class Session:
         priority: int = 128,
         group_order: GroupOrder = GroupOrder.ASCENDING,
         forward: bool = True,
+        pieces: bool = False,
     ) -> RequestId:
         """Ask for the future Objects of a Track (MOQT, "SUBSCRIBE").
 
@@ -335,6 +337,8 @@ class Session:
             priority: Subscriber Priority, 0 to 255, smaller is more urgent.
             group_order: Always sent, since a fill cannot be read without knowing it.
             forward: False: paused; no Object flows and no fill is opened.
+            pieces: Take Objects as they come: SubgroupOpened, ObjectBegan, ObjectPiece and
+                SubgroupClosed instead of ObjectReceived, but for datagrams.
 
         Returns:
             The Request ID at once; SubscribeAccepted or RequestRefused answers it.
@@ -360,6 +364,7 @@ class Session:
             parameters=parameters,
             directory=self._delivery,
         )
+        subscription.pieces = pieces
         self._begin(subscription, Subscribe(request_id, track, parameters))
         return request_id
 
@@ -371,11 +376,13 @@ class Session:
         range_filters: Iterable[RangeFilter] = (),
         priority: int = 128,
         group_order: GroupOrder = GroupOrder.ASCENDING,
+        pieces: bool = False,
     ) -> RequestId:
         """Ask for past Objects of a Track (MOQT, "FETCH").
 
         Returns and raises as :meth:`subscribe`; FetchAccepted or RequestRefused answers, Objects
-        may come ahead of it, FetchEnded is the last event.
+        may come ahead of it, FetchEnded is the last event. With ``pieces`` they come as
+        ObjectBegan and ObjectPiece.
         """
         values = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
         parameters = self._checked(values, range_filters, priority)
@@ -388,6 +395,7 @@ class Session:
             parameters=parameters,
             directory=self._delivery,
         )
+        fetch.pieces = pieces
         self._begin(fetch, Fetch(request_id, track, parameters))
         return request_id
 
@@ -551,14 +559,15 @@ class Session:
             request.accept(track, self._next_alias - 1)
         return request is not None
 
-    def accept_publish(self, request_id: RequestId) -> bool:
+    def accept_publish(self, request_id: RequestId, *, pieces: bool = False) -> bool:
         """Take a PUBLISH: from now on it is a subscription of ours, and SubscriptionEnded follows.
 
         What its publisher has sent already is delivered. If it began paused, ``update`` with
-        FORWARD 1 has it send.
+        FORWARD 1 has it send. ``pieces`` as in :meth:`subscribe`.
         """
         request = self._unanswered(request_id, PeerPublication)
         if request is not None:
+            request.pieces = pieces
             with self._closing_on_violation():
                 request.accept()
         return request is not None

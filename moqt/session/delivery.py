@@ -1,30 +1,36 @@
 """Data streams in, Objects out; and streams that came ahead of what they belong to.
 
 Every octet that arrives on a data stream is accounted for: it is released to the receive window
-when it was only a header, when the Object it belongs to was taken by the application, or when it
-is thrown away. So what an application does not read stops the peer, and nothing leaks.
+when it was only a header, when the Object it belongs to, or the piece of it, was taken by the
+application, or when it is thrown away. So what an application does not read stops the peer, and
+nothing leaks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from moqt.codepoints import GroupOrder, ObjectStatus, StreamErrorCode, StreamType
+from moqt.codepoints import GroupOrder, ObjectStatus, StreamErrorCode, StreamType, known
 from moqt.errors import DuplicateTrackAlias, ObjectTooLarge, ProtocolError
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.commands import StreamId
 from moqt.session.context import Context
 from moqt.session.events import (
+    ObjectBegan,
+    ObjectPiece,
     ObjectReceived,
     RangeMarked,
     RequestId,
     StreamDiscarded,
+    SubgroupClosed,
+    SubgroupOpened,
     Via,
 )
 from moqt.session.subscriber import Subscriber
 from moqt.session.subscription import AliasDirectory
 from moqt.wire.datagram import decode_datagram
 from moqt.wire.fetchstream import FetchHeader, FetchObject, FetchReader, RangeMarker
+from moqt.wire.objects import Begun
 from moqt.wire.streamtype import classify_uni
 from moqt.wire.subgroup import SubgroupHeader, SubgroupObject, SubgroupReader
 from moqt.wire.varint import decode_vi64
@@ -47,6 +53,9 @@ class FetchOwner(Protocol):
 
     waits_for_application: bool
     """Octets of unfinished Objects are kept in the window because of what it has not taken."""
+
+    pieces: bool
+    """Objects are handed out as they come, and not when they are whole."""
 
     is_filtered: bool
     is_moving: bool
@@ -187,13 +196,15 @@ class Delivery(AliasDirectory):
         if datagram.end_of_group and not owner.over:
             self._check(owner, owner.shape.group_ends_at(location.next()))
 
-    def consumed(self, event: ObjectReceived, owner: FetchOwner | None) -> None:
-        """The application took an Object: its octets leave the receive window."""
-        if event.stream_id is not None:
+    def consumed(self, event: ObjectReceived | ObjectPiece, owner: FetchOwner | None) -> None:
+        """The application took an Object, or a piece: its octets leave the receive window."""
+        if isinstance(event, ObjectPiece):
+            self._context.release(event.stream_id, len(event.data))
+        elif event.stream_id is not None:
             self._context.release(event.stream_id, event.octets)
         if owner is None:
             return
-        owner.held -= len(event.payload)
+        owner.held -= len(event.data if isinstance(event, ObjectPiece) else event.payload)
         if owner.waits_for_application and not owner.held:
             owner.waits_for_application = False
             for stream_id in owner.open_streams():
@@ -308,7 +319,8 @@ class Delivery(AliasDirectory):
         owner = self._owner_of(header.track_alias)
         if owner is not None:
             owner.stream_opened(stream.stream_id)
-            self._bind(stream, _SubgroupSink(self, owner, header, self._limit), size)
+            kind = _SubgroupPieces if owner.pieces else _SubgroupSink
+            self._bind(stream, kind(self, owner, header, self._limit), size)
         elif header.track_alias in self._dead_aliases:
             self._ignore(stream, StreamErrorCode.CANCELLED)
         else:
@@ -327,7 +339,8 @@ class Delivery(AliasDirectory):
             return
         owner.stream_opened(stream.stream_id)
         order = owner.group_order_of(request_id)
-        self._bind(stream, _FetchSink(self, owner, request_id, order, self._limit), size)
+        kind = _FetchPieces if owner.pieces else _FetchSink
+        self._bind(stream, kind(self, owner, request_id, order, self._limit), size)
 
     @property
     def _limit(self) -> int:
@@ -374,6 +387,29 @@ class Delivery(AliasDirectory):
         stream.unreleased -= event.octets
         self._deliver(owner, event)
 
+    def object_began(self, owner: FetchOwner, event: ObjectBegan) -> bool:
+        """Tell of an Object whose payload follows; return whether the Track is fine."""
+        if isinstance(owner, Subscriber):
+            problem = owner.shape.object_received(
+                event.location,
+                subgroup_id=event.subgroup_id,
+                priority=event.publisher_priority,
+                status=event.status,
+            )
+            if not self._check(owner, problem):
+                return False
+        self._context.emit(event)
+        return True
+
+    def piece_arrived(self, stream: _Incoming, owner: FetchOwner, data: bytes | memoryview) -> None:
+        """Hand out octets of an Object; they stay in the window until they are taken."""
+        stream.unreleased -= len(data)
+        owner.held += len(data)
+        self._context.emit(
+            ObjectPiece(request_id=owner.request_id, stream_id=stream.stream_id, data=data)
+        )
+        self._check_held(owner, len(data))
+
     def available(self, stream: _Incoming, buffered: int) -> int:
         """Return the octets that belong to Objects which have arrived whole."""
         self._count_partial(stream, buffered)
@@ -399,8 +435,8 @@ class Delivery(AliasDirectory):
         if sink is not None:
             sink.reset(stream, StreamErrorCode.EXCESSIVE_LOAD)
 
-    def emit(self, event: RangeMarked) -> None:
-        """Tell the application of a marker."""
+    def emit(self, event: RangeMarked | SubgroupOpened | SubgroupClosed) -> None:
+        """Tell the application of a marker, or of the beginning or end of a stream."""
         self._context.emit(event)
 
     def check_shape(self, owner: Subscriber, problem: str | None) -> bool:
@@ -423,10 +459,13 @@ class Delivery(AliasDirectory):
                 return
         owner.held += len(event.payload)
         self._context.emit(event)
+        self._check_held(owner, len(event.payload))
+
+    def _check_held(self, owner: FetchOwner, added: int) -> None:
         if (
             isinstance(owner, Subscriber)
             and owner.held > self._context.config.max_subscription_octets
-            and owner.held > len(event.payload)
+            and owner.held > added
         ):
             owner.too_far_behind()
 
@@ -539,15 +578,25 @@ class _SubgroupSink(_Sink):
             delivery.give_up(stream, str(too_large))
             return
         delivery.settle(stream, owner)
-        if fin and stream.sink is self:
-            reader.finish()
-            if self._holds_end and self._last is not None and not owner.is_filtered:
-                end = Location(self._group_id, self._last).next()
-                delivery.check_shape(owner, owner.shape.group_ends_at(end))
-            if not owner.over:
-                owner.stream_ended(stream.stream_id)
+        if fin:
+            self._finish(stream)
 
     def reset(self, stream: _Incoming, code: int) -> None:
+        self._over(stream, code)
+
+    def _finish(self, stream: _Incoming) -> None:
+        """The stream ended by FIN, unless it was given up."""
+        if stream.sink is not self:
+            return
+        owner = self._owner
+        self._reader.finish()
+        if self._holds_end and self._last is not None and not owner.is_filtered:
+            end = Location(self._group_id, self._last).next()
+            self._delivery.check_shape(owner, owner.shape.group_ends_at(end))
+        self._over(stream, None)
+
+    def _over(self, stream: _Incoming, code: int | None) -> None:
+        """Nothing more comes: by FIN if ``code`` is None, else by a reset."""
         if not self._owner.over:
             self._owner.stream_ended(stream.stream_id)
 
@@ -580,15 +629,7 @@ class _FetchSink(_Sink):
         available = delivery.available(stream, reader.buffered)
         for entry in entries:
             if isinstance(entry, RangeMarker):
-                delivery.emit(
-                    RangeMarked(
-                        request_id=owner.request_id,
-                        kind=entry.kind,
-                        start=self._last.next() if self._last is not None else None,
-                        end=entry.location,
-                    )
-                )
-                self._last = entry.location
+                self._mark(entry)
                 continue
             self._last = entry.location
             octets = min(len(entry.payload), available)
@@ -619,5 +660,145 @@ class _FetchSink(_Sink):
             reader.finish()
             owner.fetch_stream_ended(stream.stream_id, self._request_id, None)
 
+    def _mark(self, marker: RangeMarker) -> None:
+        self._delivery.emit(
+            RangeMarked(
+                request_id=self._owner.request_id,
+                kind=marker.kind,
+                start=self._last.next() if self._last is not None else None,
+                end=marker.location,
+            )
+        )
+        self._last = marker.location
+
     def reset(self, stream: _Incoming, code: int) -> None:
         self._owner.fetch_stream_ended(stream.stream_id, self._request_id, code)
+
+
+class _SubgroupPieces(_SubgroupSink):
+    """Objects of one Subgroup as they come, for a subscription that takes them in pieces."""
+
+    def __init__(
+        self, delivery: Delivery, owner: Subscriber, header: SubgroupHeader, limit: int
+    ) -> None:
+        super().__init__(delivery, owner, header, limit)
+        self._header = header
+        self._opened = False
+
+    def receive(self, stream: _Incoming, data: bytes, fin: bool) -> None:
+        delivery, owner, reader = self._delivery, self._owner, self._reader
+        if self._subgroup_id is not None:
+            self._open(stream, self._subgroup_id)
+        too_large: ObjectTooLarge | None = None
+        try:
+            found = reader.feed_in_pieces(data)
+        except ObjectTooLarge as exc:
+            found, too_large = list(exc.completed), exc
+        delivery.available(stream, reader.header_held)
+        for part in found:
+            if isinstance(part, Begun):
+                obj = part.item
+                if self._subgroup_id is None:
+                    self._subgroup_id = obj.object_id
+                self._open(stream, self._subgroup_id)
+                # A status marks the end by itself; the bit speaks of the last real Object.
+                self._last = obj.object_id if obj.status is ObjectStatus.NORMAL else None
+                fine = delivery.object_began(
+                    owner,
+                    ObjectBegan(
+                        request_id=owner.request_id,
+                        via=Via.SUBGROUP,
+                        stream_id=stream.stream_id,
+                        location=Location(self._group_id, obj.object_id),
+                        subgroup_id=self._subgroup_id,
+                        publisher_priority=self._priority,
+                        status=obj.status,
+                        properties=obj.properties,
+                        length=part.length,
+                    ),
+                )
+                if not fine:
+                    return
+            else:
+                delivery.piece_arrived(stream, owner, part)
+                if owner.over:
+                    return
+        if too_large is not None:
+            delivery.give_up(stream, str(too_large))
+            return
+        delivery.settle(stream, owner)
+        if fin:
+            self._finish(stream)
+
+    def _open(self, stream: _Incoming, subgroup_id: int) -> None:
+        if not self._opened:
+            self._opened = True
+            header = self._header
+            self._delivery.emit(
+                SubgroupOpened(
+                    request_id=self._owner.request_id,
+                    stream_id=stream.stream_id,
+                    group_id=header.group_id,
+                    subgroup_id=subgroup_id,
+                    publisher_priority=self._priority,
+                    end_of_group=header.end_of_group,
+                    first_object=header.first_object,
+                    has_properties=header.has_properties,
+                )
+            )
+
+    def _over(self, stream: _Incoming, code: int | None) -> None:
+        if self._opened and not self._owner.over:
+            self._delivery.emit(
+                SubgroupClosed(
+                    request_id=self._owner.request_id,
+                    stream_id=stream.stream_id,
+                    fin=code is None,
+                    code=code if code is None else known(StreamErrorCode, code),
+                )
+            )
+        super()._over(stream, code)
+
+
+class _FetchPieces(_FetchSink):
+    """Objects, as they come, and markers of one fetch stream."""
+
+    def receive(self, stream: _Incoming, data: bytes, fin: bool) -> None:
+        delivery, owner, reader = self._delivery, self._owner, self._reader
+        too_large: ObjectTooLarge | None = None
+        try:
+            found = reader.feed_in_pieces(data)
+        except ObjectTooLarge as exc:
+            found, too_large = list(exc.completed), exc
+        delivery.available(stream, reader.header_held)
+        for part in found:
+            if not isinstance(part, Begun):
+                delivery.piece_arrived(stream, owner, part)
+            elif isinstance(part.item, RangeMarker):
+                self._mark(part.item)
+            else:
+                obj = part.item
+                self._last = obj.location
+                delivery.object_began(
+                    owner,
+                    ObjectBegan(
+                        request_id=owner.request_id,
+                        via=self._via,
+                        stream_id=stream.stream_id,
+                        location=obj.location,
+                        subgroup_id=obj.subgroup_id,
+                        publisher_priority=obj.publisher_priority,
+                        status=ObjectStatus.NORMAL,
+                        properties=obj.properties,
+                        length=part.length,
+                    ),
+                )
+            if stream.sink is not self:
+                return  # the owner left while it was told
+        if too_large is not None:
+            delivery.give_up(stream, str(too_large))
+            return
+        delivery.settle(stream, owner)
+        if fin and stream.sink is self:
+            reader.finish()
+            owner.fetch_stream_ended(stream.stream_id, self._request_id, None)

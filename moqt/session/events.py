@@ -262,6 +262,77 @@ class ObjectReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubgroupOpened:
+    """A stream of a subscription that is taken in pieces: its Objects follow, in ascending order.
+
+    Told once the Subgroup ID is known, which may be with the first Object.
+    """
+
+    request_id: RequestId
+    stream_id: StreamId
+    group_id: int
+    subgroup_id: int
+    publisher_priority: int
+    end_of_group: bool
+    """If the stream ends by FIN, nothing is in the Group above its last Object."""
+
+    first_object: bool
+    """Its first Object is the first that was ever published in the Subgroup."""
+
+    has_properties: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectBegan:
+    """The header of an Object is here; ``length`` octets of payload follow as ObjectPieces.
+
+    Of a subscription, a fill or a FETCH that is taken in pieces. All of the payload comes before
+    the next Object of the stream, unless the stream ends before that.
+    """
+
+    request_id: RequestId
+    via: Via
+    stream_id: StreamId
+    location: Location
+    subgroup_id: int | None
+    """None for an Object whose Delivery Mode is Datagram."""
+
+    publisher_priority: int
+    status: ObjectStatus
+    properties: Pairs
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectPiece:
+    """The next octets of the Object that began last on the stream.
+
+    They count against the receive windows until ``Session.consumed`` is told of the event.
+    """
+
+    request_id: RequestId
+    stream_id: StreamId
+    data: bytes | memoryview
+    """As it came, not copied: hold on to it and the whole packet stays in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubgroupClosed:
+    """A stream that was told of with SubgroupOpened is over.
+
+    Not told of streams that are open when the subscription ends before them.
+    """
+
+    request_id: RequestId
+    stream_id: StreamId
+    fin: bool
+    """False: it was reset. An Object that is not whole by then will not become whole here."""
+
+    code: StreamErrorCode | int | None
+    """What it was reset with; None after FIN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RangeMarked:
     """An end-of-range marker on a fetch stream: what became of the Locations up to ``end``."""
 
@@ -470,6 +541,10 @@ Event = (
     | TrackSkipped
     | TracksEnded
     | ObjectReceived
+    | SubgroupOpened
+    | ObjectBegan
+    | ObjectPiece
+    | SubgroupClosed
     | RangeMarked
     | FillEnded
     | PeerRequest

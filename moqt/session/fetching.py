@@ -66,6 +66,7 @@ class OwnFetch(OwnRequest):
         self.held = 0
         self.waits_for_application = False
         self.is_moving = False
+        self.pieces = False
         self.is_filtered = bool(range_filters(parameters))
         self._directory = directory
         self._order = GroupOrder(parameters.get(P.GROUP_ORDER, GroupOrder.ASCENDING))

@@ -67,6 +67,7 @@ class Subscriber(RequestStream):
         self.held = 0
         self.waits_for_application = False
         self.is_moving = False
+        self.pieces = False
         self.shape = TrackShape(self._context.config.max_malformed_groups)
         self.is_filtered = bool(range_filters(parameters))
         self._state = advance(State.IDLE, begun_by)

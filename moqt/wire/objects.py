@@ -10,6 +10,7 @@ thirty times per Object. Three rules keep that cheap:
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from moqt.errors import ObjectTooLarge, ProtocolError
@@ -22,6 +23,21 @@ T = TypeVar("T")
 _HEADER_OCTETS: Final = 64
 #: Pieces smaller than this are gathered in one buffer, lest each costs more than it holds.
 _SMALL_OCTETS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[T]):
+    """An Object whose header is all here, and whose payload follows in pieces."""
+
+    item: T
+    """The Object, or a marker, without payload."""
+
+    length: int
+    """Octets of payload that follow; 0: it is whole."""
+
+
+#: What comes of a stream that is taken in pieces.
+Piece = bytes | memoryview
 
 
 class ObjectReader(ABC, Generic[T]):
@@ -72,6 +88,46 @@ class ObjectReader(ABC, Generic[T]):
             return []
         return self._advance(data)
 
+    def feed_in_pieces(self, data: bytes) -> list[Begun[T] | Piece]:
+        """Add octets as they come; return what they hold of Objects, whole or not.
+
+        Each Object is a :class:`Begun` and then its payload, as many pieces as it came in, which
+        are views of ``data``: nothing is kept but a header that is cut. For whoever passes an
+        Object on before it is whole. Not to be mixed with :meth:`feed` on one stream.
+
+        Raises:
+            ProtocolError: As :meth:`feed`.
+            ObjectTooLarge: As :meth:`feed`; ``completed`` is what went before.
+        """
+        missing = self._missing
+        if missing and len(data) <= missing:
+            self._missing = missing - len(data)
+            return [data] if data else []
+        found: list[Begun[T] | Piece] = []
+        at = missing
+        if missing:
+            found.append(memoryview(data)[:at])
+            self._missing = 0
+        try:
+            while at < len(data):
+                end = self._resume(data, at) if self._head else self._read_header(data, at)
+                if end is None:
+                    if not self._head:
+                        self._head += data[at:]
+                    break
+                self._need, at = 0, end
+                if self._length is None:
+                    continue
+                found.append(Begun(self._item(b""), self._length))
+                at = min(end + self._length, len(data))
+                self._missing = end + self._length - at
+                if at > end:
+                    found.append(memoryview(data)[end:at])
+        except ObjectTooLarge as exc:
+            exc.completed = found
+            raise
+        return found
+
     def finish(self) -> None:
         """Take note that the stream ended with FIN.
 
@@ -87,6 +143,11 @@ class ObjectReader(ABC, Generic[T]):
     def buffered(self) -> int:
         """Octets held for an Object that is not whole."""
         return len(self._head) + ((self._length or 0) - self._missing if self._missing else 0)
+
+    @property
+    def header_held(self) -> int:
+        """Octets held of a header that is cut; of a stream taken in pieces nothing else is."""
+        return len(self._head)
 
     @abstractmethod
     def _read_header(self, data: bytes | bytearray, offset: int) -> int | None:
