@@ -219,7 +219,9 @@ class LocalSubgroup:
 
         What is whole is still sent; then its streams are reset with ``code``. An Object that is
         not whole is let go, does not count as the Largest any more, and its streams are reset
-        where they are, fetch streams too. Nothing happens if the Subgroup is closed.
+        where they are, fetch streams too; in the Track's coverage its Location is UNKNOWN then,
+        unless it is PENDING. What else was missed is for the caller to mark. Nothing happens if
+        the Subgroup is closed.
         """
         if self.closed:
             return
@@ -607,14 +609,15 @@ class LocalTrack:
 
     def run_at(self, location: Location) -> Run:
         """Return what is known of a Location where no Object is held, and of its neighbours."""
+        first, last, knowledge = FIRST, LAST, Knowledge.COMPLETE
         if self.coverage is not None:
-            return self.coverage.run_at(location)
+            first, last, knowledge = self.coverage.run_at(location)
         lost = self.lost_before
-        if lost is None:
-            return FIRST, LAST, Knowledge.COMPLETE
-        if location < lost:
-            return FIRST, before(lost), Knowledge.UNKNOWN
-        return lost, LAST, Knowledge.COMPLETE
+        if lost is None or knowledge is not Knowledge.COMPLETE:
+            return first, last, knowledge
+        if location < lost:  # what was known of it was let go
+            return first, min(last, before(lost)), Knowledge.UNKNOWN
+        return max(first, lost), last, knowledge
 
     def objects_of(self, group_id: int) -> Iterable[tuple[LocalSubgroup, LocalObject]]:
         """Return the Objects of a Group as they stand now, ascending, Subgroups merged."""
@@ -707,7 +710,10 @@ class LocalTrack:
         """Forget an Object that is not whole, gone from ``subgroup``; return its octets."""
         obj.dropped, obj.cut_code, obj.parts = True, code, []
         self.revision += 1
-        if self.largest == Location(subgroup.group_id, obj.object_id):
+        location = Location(subgroup.group_id, obj.object_id)
+        if self.coverage is not None and self.coverage[location] is Knowledge.COMPLETE:
+            self.coverage.mark(location, location, Knowledge.UNKNOWN)
+        if self.largest == location:
             # Half an Object is neither kept nor known (MOQT, "Closing Subgroup Streams").
             self.largest = self._greatest_known()
         return obj.have

@@ -37,9 +37,12 @@ from moqt.session.events import (
     FillEnded,
     NamespaceAppeared,
     NamespaceGone,
+    ObjectBegan,
+    ObjectPiece,
     ObjectReceived,
     PeerRequestEnded,
     PublishNamespaceReceived,
+    SubgroupClosed,
     SubscribeNamespaceReceived,
     SubscribeReceived,
     TrackStatusReceived,
@@ -210,6 +213,39 @@ async def test_a_subscription_brings_each_object_once_while_they_are_made(bench:
         assert subscription.ended is not None
         assert subscription.ended.complete
         assert subscription.finished.is_set()
+
+
+async def test_an_object_is_passed_on_in_pieces_before_it_is_whole(bench: Bench) -> None:
+    track = bench.host.publish(make_track(1, 2, octets=30_000, ended=False, name=NAME))
+    async with bench.dial(quic=SMALL) as connection:
+        subscription = await connection.subscribe(NAME, fill=FROM_START, pieces=True)
+        subgroup = track.open_subgroup(1)
+        payload = payload_of(Location(1, 0), 1_000_000)
+        begun = subgroup.begin(0, len(payload))
+        subgroup.extend(begun, payload[:50_000])
+        found: dict[int, bytearray] = {}
+        ends: list[bool] = []
+        half = False
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in subscription:
+                match event:
+                    case ObjectBegan():
+                        found[event.stream_id] = found.get(event.stream_id, bytearray())
+                    case ObjectPiece():
+                        found[event.stream_id] += event.data
+                    case SubgroupClosed():
+                        ends.append(event.fin)
+                if not half and any(len(data) == 50_000 for data in found.values()):
+                    half = True  # the rest is made once the first part has come
+                    subgroup.extend(begun, payload[50_000:])
+                    subgroup.close()
+                    track.end()
+
+    past = payload_of(Location(0, 0), 30_000) + payload_of(Location(0, 1), 30_000)
+    assert sorted(map(bytes, found.values())) == sorted([past, payload])
+    assert (ends, half) == ([True], True)
+    assert subscription.ended is not None
+    assert subscription.ended.complete
 
 
 async def test_a_sink_is_called_for_every_event_and_nothing_is_queued(bench: Bench) -> None:

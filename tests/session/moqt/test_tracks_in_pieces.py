@@ -162,6 +162,42 @@ def test_a_fetch_in_the_middle_of_an_object_that_is_cut_is_reset_with_its_code()
     assert locations(pair.client.take(ObjectReceived)) == whole(1, 2)
 
 
+@pytest.mark.parametrize("pending", [False, True])
+def test_where_half_an_object_was_cut_nothing_is_said_not_to_exist(pending: bool) -> None:
+    pair = Pair()
+    coverage = Coverage()
+    track = pair.server.publish(LocalTrack(NAME, coverage=coverage))
+    track.raise_largest(Location(0, 3))
+    subgroup = track.open_subgroup(0)
+    put(subgroup, 0)
+    subgroup.begin(1, 100)
+    if pending:
+        coverage.mark(Location(0, 1), Location(0, 1), Knowledge.PENDING)
+    subgroup.cut(GONE)
+    pair.client.session.fetch(NAME, location_filter=LocationFilter.none())
+    pair.settle()
+
+    found = [(e.kind, e.end) for e in pair.client.take(RangeMarked)]
+    assert found == [] if pending else found == [(RangeMarkerKind.UNKNOWN, Location(0, 1))]
+    assert [e.complete for e in pair.client.take(FetchEnded)] == [True] * (not pending)
+
+
+def test_what_was_let_go_is_unknown_also_where_all_was_known() -> None:
+    coverage = Coverage()
+    coverage.mark(Location(0, 7), Location(0, 8), Knowledge.PENDING)
+    track = LocalTrack(NAME, retain=False, coverage=coverage)
+    publish_group(track, 0, 5)
+    publish_group(track, 1, 1)
+
+    assert track.lost_before == Location(1, 1)
+    assert [track.run_at(at)[1:] for at in (Location(0, 0), Location(0, 7), Location(0, 9))] == [
+        (Location(0, 6), Knowledge.UNKNOWN),
+        (Location(0, 8), Knowledge.PENDING),
+        (Location(1, 0), Knowledge.UNKNOWN),
+    ]
+    assert track.run_at(Location(5, 0))[::2] == (Location(1, 1), Knowledge.COMPLETE)
+
+
 # -- resume ----------------------------------------------------------------------------------------
 
 
