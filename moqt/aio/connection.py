@@ -382,13 +382,14 @@ class MoqtConnection:
         return await self._answered(Publication(self, request_id), timeout_s)
 
     def accept_publish(
-        self, request: PublishReceived, *, sink: Sink | None = None
+        self, request: PublishReceived, *, pieces: bool = False, sink: Sink | None = None
     ) -> Subscription | None:
         """Take a Track that the peer publishes: it is a subscription of ours from now on.
 
         Args:
             request: What ``RequestHandler.publish_received`` was called with. If it is paused,
                 nothing comes until ``update`` sets FORWARD to 1.
+            pieces: Take Objects as they come, and not when they are whole.
             sink: Called with every event instead of queueing it for iteration.
 
         Returns:
@@ -398,7 +399,7 @@ class MoqtConnection:
             UsageError: If it has been answered.
         """
         subscription = Subscription(self, request.request_id, sink)
-        if not self.session.accept_publish(request.request_id):
+        if not self.session.accept_publish(request.request_id, pieces=pieces):
             return None
         subscription.published(request)
         self._routes[request.request_id] = subscription

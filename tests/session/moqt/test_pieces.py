@@ -21,6 +21,7 @@ from moqt.session.events import (
     ObjectBegan,
     ObjectPiece,
     ObjectReceived,
+    PublishReceived,
     RequestId,
     SubgroupClosed,
     SubgroupOpened,
@@ -238,6 +239,24 @@ def test_the_subgroup_id_is_that_of_the_first_object_where_the_header_says_so() 
     [opened] = peer.seen(SubgroupOpened)
 
     assert (opened.request_id, opened.subgroup_id, opened.first_object) == (request_id, 4, True)
+
+
+def test_a_track_that_is_published_to_us_can_be_taken_in_pieces() -> None:
+    pair = Pair()
+    pair.client.answers = False
+    taken = taking(pair)
+    track = make_track(0)
+    pair.server.session.publish(track)
+    publish_group(track, 0, 2, octets=500)
+    pair.settle()
+    [offered] = pair.client.take(PublishReceived)
+    pair.client.session.accept_publish(offered.request_id, pieces=True)
+    track.end()
+    pair.settle()
+
+    assert [event.location for event, _ in taken.whole] == [Location(0, 0), Location(0, 1)]
+    assert [e.fin for e in taken.closed] == [True]
+    assert (taken.objects, pair.unreleased(pair.client)) == ([], 0)
 
 
 # -- windows ---------------------------------------------------------------------------------------
