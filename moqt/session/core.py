@@ -447,15 +447,9 @@ class Session:
             group_order: Which of two Groups comes first; None: as the Track says.
 
         Raises:
-            UsageError: If the session is over or going away, the SUBSCRIBE_TRACKS is gone or
-                does not ask for the Track, or a SUBSCRIBE of the peer for the Track waits for
-                its answer: accept that instead. Nothing was sent.
+            UsageError: If the session is over or going away, or the SUBSCRIBE_TRACKS does not
+                ask for the Track (see :meth:`wants_track`). Nothing was sent.
         """
-        if any(
-            isinstance(r, PeerSubscription) and not r.answered and r.track == track.name
-            for r in self._requests.values()
-        ):
-            raise UsageError(f"a SUBSCRIBE for {track.name} waits for its answer")
         values: dict[P, Any] = {P.GROUP_ORDER: group_order or track.group_order}
         if not forward:
             values[P.FORWARD] = 0
@@ -637,10 +631,11 @@ class Session:
     def wants_track(self, request_id: RequestId, track: LocalTrack) -> bool:
         """Whether a SUBSCRIBE_TRACKS of the peer that we took asks for ``track``.
 
-        By prefix and by the Track's Properties. A Track that was skipped is asked for no more.
+        By prefix and by the Track's Properties. A Track that was skipped is asked for no more,
+        and for one that a SUBSCRIBE of the peer waits for, the answer to that is enough.
         """
         request = self._find(request_id, PeerTracks)
-        return request is not None and request.wants(track)
+        return request is not None and request.wants(track) and not self._is_awaited(track)
 
     def publish_skipped(self, request_id: RequestId, track: LocalTrack) -> bool:
         """Tell that a Track which a SUBSCRIBE_TRACKS asks for will not be published for it.
@@ -742,9 +737,15 @@ class Session:
 
     def _wanted(self, request_id: RequestId, track: LocalTrack) -> PeerTracks:
         request = self._find(request_id, PeerTracks)
-        if request is None or not request.wants(track):
+        if request is None or not self.wants_track(request_id, track):
             raise UsageError(f"SUBSCRIBE_TRACKS {request_id} does not ask for {track.name}")
         return request
+
+    def _is_awaited(self, track: LocalTrack) -> bool:
+        return any(
+            isinstance(r, PeerSubscription) and not (r.answered or r.over) and r.track == track.name
+            for r in self._requests.values()
+        )
 
     def _find(self, request_id: RequestId, kind: type[R]) -> R | None:
         if self._terminated is not None:

@@ -77,6 +77,7 @@ def ask(session: Session) -> RequestId:
     session.track_status(NAME)
     session.subscribe_namespace(TrackNamespace.of("kvcs-1"))
     session.publish_namespace(NAMESPACE)
+    session.subscribe_tracks(TrackNamespace.of("kvcs-1"))
     session.subscribe(FullTrackName.of("no", "such"))
     if session.peer_setup is not None:
         session.subscribe(NAME, range_filters=[only])

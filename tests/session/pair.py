@@ -8,10 +8,12 @@ can be held back, so that one overtakes another; time moves only when a test say
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from moqt.codepoints import GroupOrder, RequestErrorCode
+from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.commands import (
@@ -31,8 +33,10 @@ from moqt.session.events import (
     FetchReceived,
     ObjectReceived,
     PublishNamespaceReceived,
+    PublishReceived,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     TrackStatusReceived,
 )
 from moqt.session.localtrack import LocalTrack
@@ -138,6 +142,14 @@ class End:
                 session.accept_namespaces(event.request_id, self.directory)
             case PublishNamespaceReceived():
                 session.accept_namespace(event.request_id)
+            case PublishReceived():
+                session.accept_publish(event.request_id)
+            case SubscribeTracksReceived():
+                session.accept_tracks(event.request_id)
+                for track in self.tracks.values():
+                    if session.wants_track(event.request_id, track):
+                        with suppress(UsageError):  # we may be going away
+                            session.publish(track, wanted_by=event.request_id)
 
 
 class Credit:

@@ -25,7 +25,12 @@ from moqt.aio import client as client_module
 from moqt.aio import tracks as tracks_module
 from moqt.aio.errors import AlpnMismatchError, TlsAlertError
 from moqt.aio.tls import CertificateFiles, make_certificates
-from moqt.codepoints import ObjectStatus, PublishDoneCode, RequestErrorCode, SessionErrorCode
+from moqt.codepoints import (
+    ObjectStatus,
+    PublishDoneCode,
+    RequestErrorCode,
+    SessionErrorCode,
+)
 from moqt.codepoints import ParameterType as P
 from moqt.errors import RequestRejected, SessionClosed, UsageError
 from moqt.location import Location
@@ -42,13 +47,16 @@ from moqt.session.events import (
     ObjectReceived,
     PeerRequestEnded,
     PublishNamespaceReceived,
+    PublishReceived,
     SubgroupClosed,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     TrackStatusReceived,
+    TracksUpdated,
 )
 from moqt.session.localtrack import LocalTrack
-from moqt.wire.filters import LocationFilter
+from moqt.wire.filters import FillParameters, LocationFilter
 from moqt.wire.parameters import Parameters
 from tests.session.pair import make_track, payload_of, publish_group, whole
 
@@ -57,6 +65,7 @@ pytestmark = pytest.mark.network
 NAME = FullTrackName.of("kvcs-1", "scope", "k.raw.s0")
 OTHER = FullTrackName.of("kvcs-1", "scope", "other")
 FROM_START = LocationFilter.absolute_start(0, 0)
+FILL_FROM_START = FillParameters(Parameters({P.LOCATION_FILTER: FROM_START}))
 PATIENCE_S = 20.0
 SMALL = QuicSettings(stream_window=64 << 10, connection_window=256 << 10)
 
@@ -73,6 +82,8 @@ class Host(RequestHandler):
         self.ended: list[PeerRequestEnded] = []
         self.closed: list[MoqtConnection] = []
         self.asked: list[SubscribeReceived] = []
+        self.offered: list[Subscription] = []
+        self.wishes: list[SubscribeTracksReceived | TracksUpdated] = []
         self._news = asyncio.Event()
         self._announcements: dict[int, TrackNamespace] = {}
 
@@ -110,6 +121,25 @@ class Host(RequestHandler):
     ) -> None:
         if (track := self._track(connection, request)) is not None:
             connection.session.accept_track_status(request.request_id, track)
+
+    def publish_received(self, connection: MoqtConnection, request: PublishReceived) -> None:
+        if not self.silent and (offered := connection.accept_publish(request)) is not None:
+            self.offered.append(offered)
+        self._news.set()
+
+    def subscribe_tracks_received(
+        self, connection: MoqtConnection, request: SubscribeTracksReceived
+    ) -> None:
+        connection.session.accept_tracks(request.request_id)
+        self.wishes.append(request)
+        for track in self.tracks.values():
+            if connection.session.wants_track(request.request_id, track):
+                connection.session.publish(track, wanted_by=request.request_id)
+        self._news.set()
+
+    def tracks_updated(self, connection: MoqtConnection, event: TracksUpdated) -> None:
+        self.wishes.append(event)
+        self._news.set()
 
     def subscribe_namespace_received(
         self, connection: MoqtConnection, request: SubscribeNamespaceReceived
@@ -315,6 +345,99 @@ async def test_an_announcement_is_withdrawn_or_revoked_or_lost(bench: Bench) -> 
     await host.until(lambda: host.closed)
 
     assert host.closed == [served]
+
+
+async def test_a_published_track_is_a_subscription_for_who_takes_it(bench: Bench) -> None:
+    track = make_track(2, 5, octets=20_000, ended=False, name=NAME)
+    async with bench.dial() as connection:
+        publication = await connection.publish(track, forward=False)
+        [taken] = bench.host.offered
+        assert (taken.largest, publication.ended) == (Location(1, 4), None)
+        reading = asyncio.create_task(objects(taken))
+        await taken.update(Parameters({P.FORWARD: 1, P.FILL_PARAMETERS: FILL_FROM_START}))
+        for group in (2, 3):
+            publish_group(track, group, 5, octets=20_000)
+        track.end()
+
+        assert sorted(await reading) == whole(4, 5)
+        await patiently(publication.finished.wait())
+    assert publication.ended is not None
+    assert publication.ended.code is PublishDoneCode.TRACK_ENDED
+    assert taken.ended is not None
+    assert taken.ended.complete
+
+
+async def test_either_side_ends_a_publication(bench: Bench) -> None:
+    async with bench.dial() as connection:
+        first = await connection.publish(LocalTrack(NAME))
+        second = await connection.publish(LocalTrack(OTHER))
+        third = await connection.publish(LocalTrack(OTHER))
+        taken = bench.host.offered
+        taken[0].cancel()
+        await patiently(first.finished.wait())
+        second.end(PublishDoneCode.EXPIRED, "enough")
+        await patiently(second.finished.wait())
+        third.cancel()
+        assert [e async for e in taken[1]] == [e async for e in taken[2]] == []
+
+    assert first.ended is not None
+    assert first.ended.code is None
+    assert second.ended is not None
+    assert second.ended.code is PublishDoneCode.EXPIRED
+    assert [getattr(t.ended, "code", None) for t in taken] == [
+        None,
+        PublishDoneCode.EXPIRED,
+        PublishDoneCode.INTERNAL_ERROR,
+    ]
+
+
+async def test_a_publish_is_refused_or_times_out(certificates: CertificateFiles) -> None:
+    host = Host()
+    host.silent = True
+    refusing = RequestHandler()
+    track = LocalTrack(NAME)
+    async with serving(certificates, host=host) as bench, bench.dial() as connection:
+        with pytest.raises(TimeoutError, match="PUBLISH was not answered"):
+            await connection.publish(track, timeout_s=0.2)
+    tls = ServerTls(certificates.certificate_file, certificates.key_file)
+    async with (
+        await serve("127.0.0.1", 0, tls=tls, handler=refusing) as server,
+        connect(
+            f"moqt://localhost:{server.address[1]}/", tls=ClientTls(ca_file=certificates.ca_file)
+        ) as connection,
+    ):
+        with pytest.raises(RequestRejected) as refused:
+            await connection.publish(track)
+        with pytest.raises(RequestRejected) as unsupported:
+            await connection.subscribe_tracks(NAME.namespace)
+
+    assert refused.value.code == RequestErrorCode.UNINTERESTED
+    assert unsupported.value.code == RequestErrorCode.NOT_SUPPORTED
+    assert not track._watchers
+
+
+async def test_tracks_under_a_prefix_are_published_or_skipped(bench: Bench) -> None:
+    track = bench.host.publish(make_track(1, 3, ended=False, name=NAME))
+    mine = Host()
+    async with bench.dial(handler=mine) as connection:
+        wish = await connection.subscribe_tracks(TrackNamespace.of("kvcs-1"))
+        await mine.until(lambda: mine.offered)
+        reading = asyncio.create_task(objects(mine.offered[0]))
+        publish_group(track, 1, 3)
+        track.end()
+        assert await reading == whole(2, 3)[3:]
+        [served] = bench.server.connections
+        served.session.publish_skipped(wish.request_id, LocalTrack(OTHER))
+        served.wake()
+        skipped = await patiently(anext(wish))
+        await wish.update(Parameters({P.TRACK_NAMESPACE_PREFIX: TrackNamespace.of("b")}))
+        assert [str(w.prefix) for w in bench.host.wishes] == ["kvcs.2d1", "b"]
+        served.session.cancel(wish.request_id)
+        served.wake()
+        assert [e async for e in wish] == []
+
+    assert skipped.track == OTHER
+    assert wish.ended is not None
 
 
 async def test_each_side_may_serve_the_other(certificates: CertificateFiles) -> None:

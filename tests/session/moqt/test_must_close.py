@@ -17,7 +17,8 @@ from moqt.location import Location
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.commands import CloseSession
 from moqt.session.config import Role, SessionConfig
-from moqt.session.events import SessionTerminated
+from moqt.session.events import PublishReceived, SessionTerminated
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter
 from moqt.wire.framing import encode_message
 from moqt.wire.messages.base import Message
@@ -26,8 +27,10 @@ from moqt.wire.messages.namespace import (
     Namespace,
     NamespaceDone,
     PublishNamespace,
+    PublishSkipped,
     SubscribeNamespace,
 )
+from moqt.wire.messages.publish import Publish
 from moqt.wire.messages.request import RequestError, RequestOk, RequestUpdate
 from moqt.wire.messages.setup import Goaway, Setup
 from moqt.wire.messages.subscribe import (
@@ -149,6 +152,52 @@ def namespaces_answered(*answers: Answer) -> Deed:
 
 def announcement_answered(*answers: Answer) -> Deed:
     return answering(lambda peer: peer.session.publish_namespace(NS), *answers)
+
+
+def tracks_answered(*answers: Answer) -> Deed:
+    return answering(lambda peer: peer.session.subscribe_tracks(NS), *answers)
+
+
+def publish_answered(*answers: Answer) -> Deed:
+    return answering(lambda peer: peer.session.publish(LocalTrack(NAME)), *answers)
+
+
+def published(*more: Message, accept: bool = True) -> Deed:
+    """A PUBLISH of the peer with Track Alias 7, accepted, and these messages behind it."""
+
+    def do(peer: Lone) -> None:
+        stream_id = peer.bidi()
+        peer.say(stream_id, Publish(peer.request_id(), NAME, 7))
+        if accept:
+            peer.session.accept_publish(peer.seen(PublishReceived)[0].request_id)
+        peer.say(stream_id, *more)
+
+    return do
+
+
+def two_publishes_of_one_alias(peer: Lone) -> None:
+    for track in (NAME, FullTrackName.of("another", "track")):
+        peer.say(peer.bidi(), Publish(peer.request_id(), track, 7))
+    for asked in peer.seen(PublishReceived):
+        peer.session.accept_publish(asked.request_id)
+    peer.drain()
+
+
+def a_publish_of_an_alias_in_use(peer: Lone) -> None:
+    peer.subscribed(7)
+    peer.say(peer.bidi(), Publish(peer.request_id(), FullTrackName.of("another", "track"), 7))
+
+
+def parked_for_a_publish(octets: str) -> Deed:
+    """Data ahead of the answer to a PUBLISH with Track Alias 7, looked at with the answer."""
+
+    def do(peer: Lone) -> None:
+        peer.say(peer.bidi(), Publish(peer.request_id(), NAME, 7))
+        peer.data(peer.uni(), bytes.fromhex(octets), fin=True)
+        peer.session.accept_publish(peer.seen(PublishReceived)[0].request_id)
+        peer.drain()
+
+    return do
 
 
 def status_answered(*answers: Answer) -> Deed:
@@ -321,6 +370,8 @@ ROWS = [
     Row("11 empty field", named("01 00")),
     Row("11 namespace of more than 4096 octets", named("02" + "9000" + "61" * 4096 + "0161")),
     Row("11 full name of more than 4096 octets", named(LONG, "0162")),
+    Row("11 prefix and skipped track together too long", tracks_answered(
+        RequestOk(), PublishSkipped(TrackNamespace(), b"x" * 4091)), role=CLIENT),
     Row("11 prefix and suffix together too long", namespaces_answered(
         RequestOk(), Namespace(TrackNamespace((b"x" * 4091,)))), role=CLIENT),
     # 12-15: tokens
@@ -368,16 +419,30 @@ ROWS = [
     Row("22 redirect of a namespace request with a track name", namespaces_answered(
         bytes.fromhex("05 0009 34 00 00 00 0101 6e 0178")), role=CLIENT),
     Row("23 update of a TRACK_STATUS", update_of(STATUS, "00")),
+    Row("23 update by the subscriber of a PUBLISH ahead of its answer", publish_answered(
+        RequestUpdate(1))),
+    Row("23 update by the publisher of a SUBSCRIBE_TRACKS", tracks_answered(
+        RequestOk(), bytes.fromhex("02 0002 01 00")), role=CLIENT),
     Row("23 update by the publisher of a SUBSCRIBE", answered(OK, bytes.fromhex("02 0002 01 00")),
         role=CLIENT),
     Row("24 PUBLISH_STATE_NOTIFY by a subscriber", lambda p: p.say(p.ask(), PublishStateNotify())),
+    Row("24 PUBLISH_STATE_NOTIFY by the subscriber of a PUBLISH", publish_answered(
+        RequestOk(), PublishStateNotify())),
+    Row("24 PUBLISH_STATE_NOTIFY on a SUBSCRIBE_TRACKS", tracks_answered(
+        RequestOk(), PublishStateNotify()), role=CLIENT),
     Row("24 PUBLISH_STATE_NOTIFY on a FETCH", fetch_answered(PublishStateNotify()), role=CLIENT),
     # 25-28: aliases, ends, namespaces
     Row("25 one alias for two tracks", two_tracks_of_one_alias, C.DUPLICATE_TRACK_ALIAS, CLIENT),
+    Row("25 one alias for two tracks that are published", two_publishes_of_one_alias,
+        C.DUPLICATE_TRACK_ALIAS),
+    Row("25 published alias that is in use", a_publish_of_an_alias_in_use,
+        C.DUPLICATE_TRACK_ALIAS),
     Row("26 FETCH_OK that ends before its start", fetch_answered(
         FetchOk(False, Location(2, 9))), role=CLIENT),
     Row("27 NAMESPACE ahead of the answer", namespaces_answered(Namespace(TrackNamespace())),
         role=CLIENT),
+    Row("27 PUBLISH_SKIPPED ahead of the answer", tracks_answered(
+        PublishSkipped(TrackNamespace(), b"x")), role=CLIENT),
     Row("28 NAMESPACE_DONE ahead of its NAMESPACE", namespaces_answered(
         RequestOk(), NamespaceDone(TrackNamespace.of("a"))), role=CLIENT),
     Row("28 NAMESPACE_DONE twice", namespaces_answered(
@@ -392,6 +457,10 @@ ROWS = [
     Row("29 filter in the update of a FETCH", update_of(Fetch(0, NAME), "01 21 05")),
     Row("29 Largest Object in the answer to a namespace request",
         namespaces_answered(bytes.fromhex("07 0004 01 09 01 01")), role=CLIENT),
+    Row("29 Largest Object in the answer to a SUBSCRIBE_TRACKS",
+        tracks_answered(bytes.fromhex("07 0004 01 09 01 01")), role=CLIENT),
+    Row("29 Largest Object in the answer to a PUBLISH",
+        publish_answered(bytes.fromhex("07 0004 01 09 01 01"))),
     Row("29 parameter in FETCH_OK", fetch_answered(bytes.fromhex("18 0006 00 0501 01 08 05")),
         role=CLIENT),
     Row("30 FORWARD is 2", subscribe("10 02")),
@@ -427,6 +496,8 @@ ROWS = [
     Row("39 FIN inside a subgroup header", uni("10 07", fin=True)),
     Row("39 FIN inside an Object of a fetch", on_fetch("1c 00 00 80 05 61", fin=True),
         role=CLIENT),
+    Row("39 FIN inside an Object that waited for its PUBLISH",
+        parked_for_a_publish("10 07 00 80 00 05 6161")),
     Row("40 fetch flags of 128 and more", on_fetch("8080"), role=CLIENT),
     Row("40 first Object without a group", on_fetch("14 00 80 00"), role=CLIENT),
     Row("40 first Object without a priority", on_fetch("0c 00 00 00"), role=CLIENT),
@@ -456,6 +527,17 @@ ROWS = [
         role=CLIENT),
     Row("41 REQUEST_OK twice for an announcement",
         announcement_answered(RequestOk(), RequestOk()), role=CLIENT),
+    Row("41 REQUEST_OK twice for a PUBLISH", publish_answered(RequestOk(), RequestOk())),
+    Row("41 REQUEST_ERROR behind REQUEST_OK for a PUBLISH", publish_answered(
+        RequestOk(), RequestError(R.UNINTERESTED))),
+    Row("41 SUBSCRIBE_OK answers a PUBLISH", publish_answered(SubscribeOk(7))),
+    Row("41 REQUEST_OK by the publisher", published(RequestOk())),
+    Row("41 PUBLISH_DONE twice for a PUBLISH", published(PublishDone(2, 1), PublishDone(2, 1))),
+    Row("41 PUBLISH_DONE twice ahead of the answer", published(
+        PublishDone(2, 1), PublishDone(2, 1), accept=False)),
+    Row("41 REQUEST_OK twice for tracks", tracks_answered(RequestOk(), RequestOk()), role=CLIENT),
+    Row("41 NAMESPACE on a SUBSCRIBE_TRACKS", tracks_answered(
+        RequestOk(), Namespace(TrackNamespace())), role=CLIENT),
     Row("41 FETCH_OK answers a TRACK_STATUS", status_answered(FetchOk(False, Location(5, 0))),
         role=CLIENT),
     # 43: too slow

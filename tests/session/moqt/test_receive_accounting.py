@@ -81,7 +81,7 @@ class Scenario:
             self.take_all()
             self.pair.advance(11.0)
             self.untaken += self.pair.client.take(ObjectReceived)
-            if not self.untaken and self.pair.client.session.open_requests == 0:
+            if not self.untaken and not any(e.session.open_requests for e in self.pair.ends):
                 return
         raise AssertionError(f"still open: {self.pair.client.session._requests}")
 
@@ -113,6 +113,10 @@ class Scenario:
                 group_order=rng.choice(list(GroupOrder)),
             )
         )
+
+    def offer(self) -> None:
+        self.pair.client.answers = self.rng.random() < 0.7
+        self.requests.append(self.pair.server.session.publish(self.rng.choice(self.tracks)))
 
     def fetch(self) -> None:
         self.requests.append(
@@ -146,7 +150,7 @@ class Scenario:
         else:
             self.held |= set(self.rng.sample(range(0, 60), 3))
 
-    DEEDS = (publish, publish, extend, subscribe, fetch, cancel, stop, take, take_all, hold)
+    DEEDS = (publish, publish, extend, subscribe, offer, fetch, cancel, stop, take, take_all, hold)
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVCS_TEST_SEEDS", "40"))))
