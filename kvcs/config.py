@@ -133,14 +133,6 @@ class Settings(BaseSettings):
         description="believe any peer: for measurements and tests, never for data that matter",
     )
 
-    # Who belongs to the scope.
-    scope_key_file: Path | None = Field(
-        default=None, description="file with the scope key, raw or in hex, at least 32 octets"
-    )
-    scope_key: SecretStr | None = Field(
-        default=None, description="the scope key itself, in hex; not a flag"
-    )
-
     # Log lines.
     log_format: LogFormat = Field(
         default="auto", description="lines for people, JSON, or what suits"
@@ -197,6 +189,17 @@ class Settings(BaseSettings):
             )
         return self
 
+
+class ScopedSettings(Settings):
+    """What every command can be told that belongs to a scope."""
+
+    scope_key_file: Path | None = Field(
+        default=None, description="file with the scope key, raw or in hex, at least 32 octets"
+    )
+    scope_key: SecretStr | None = Field(
+        default=None, description="the scope key itself, in hex; not a flag"
+    )
+
     def load_scope_key(self) -> ScopeKey:
         """Return the scope key.
 
@@ -219,7 +222,7 @@ class Settings(BaseSettings):
         return ScopeKey(secret)
 
 
-class ProducerSettings(Settings):
+class ProducerSettings(ScopedSettings):
     """What ``kvcs produce`` can be told."""
 
     table: ClassVar[str] = "produce"
@@ -287,7 +290,7 @@ class ProducerSettings(Settings):
         return ProducerKey.from_file(self.producer_key_file)
 
 
-class ConsumerSettings(Settings):
+class ConsumerSettings(ScopedSettings):
     """What ``kvcs consume`` can be told."""
 
     table: ClassVar[str] = "consume"
@@ -336,8 +339,50 @@ class ConsumerSettings(Settings):
         return trusted_keys(self.trust)
 
 
+class RelaySettings(Settings):
+    """What ``kvcs relay`` can be told."""
+
+    table: ClassVar[str] = "relay"
+
+    listen: AddressSetting = Field(
+        description="address and UDP port to listen on, such as 0.0.0.0:4443"
+    )
+    certificate_file: Path = Field(description="PEM file with the certificate chain to listen with")
+    key_file: Path = Field(description="PEM file with the certificate's key")
+    connect: UrisSetting = Field(
+        default=(), description="relays to ask for what no producer here has, moqt://HOST:PORT/PATH"
+    )
+    cache_octets: OctetsSetting = Field(
+        default=4 << 30, ge=1, description="octets of publications that are kept at most"
+    )
+    linger_s: float = Field(
+        default=5.0, ge=0, description="seconds that a track is received after its last consumer"
+    )
+    goaway_uri: str | None = Field(
+        default=None,
+        description="where sessions are told to go after SIGTERM, moqt://HOST:PORT/PATH",
+    )
+    drain_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds for sessions to end after SIGTERM before they are closed",
+    )
+    max_connections: int = Field(
+        default=1024, ge=1, description="connections at once; more are refused"
+    )
+    max_requests: int = Field(
+        default=4096, ge=1, description="requests of one session at once; more are refused"
+    )
+    max_namespaces: int = Field(
+        default=4096, ge=1, description="namespaces that one session may announce"
+    )
+    max_tracks: int = Field(
+        default=65_536, ge=1, description="tracks that are kept or passed on at once"
+    )
+
+
 #: Every class of settings. A name in the file or the environment must be known to one of them.
-SETTINGS: tuple[type[Settings], ...] = (ProducerSettings, ConsumerSettings)
+SETTINGS: tuple[type[Settings], ...] = (ProducerSettings, ConsumerSettings, RelaySettings)
 
 S = TypeVar("S", bound=Settings)
 

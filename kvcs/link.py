@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvcs.config import ProducerSettings, Settings
+from kvcs.config import ProducerSettings, RelaySettings, Settings
 from kvcs.errors import ConfigError
 from moqt.aio import ClientTls, QuicSettings, ServerTls
 
@@ -15,7 +15,7 @@ def quic_settings(settings: Settings) -> QuicSettings:
         stream_window=settings.stream_window,
         idle_timeout_s=settings.idle_timeout_s,
     )
-    if isinstance(settings, ProducerSettings):
+    if isinstance(settings, ProducerSettings | RelaySettings):
         return replace(limits, max_connections=settings.max_connections)
     return limits
 
@@ -29,7 +29,7 @@ def client_tls(settings: Settings) -> ClientTls:
     )
 
 
-def server_tls(settings: ProducerSettings) -> ServerTls:
+def server_tls(settings: ProducerSettings | RelaySettings) -> ServerTls:
     """Return what to identify oneself with when listening.
 
     Raises:

@@ -15,7 +15,7 @@ from kvcs.cli.inputs import (
     shown_name,
     tokens_from,
 )
-from kvcs.config import Settings, settings_from
+from kvcs.config import ScopedSettings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey, anchor_key, block_keys_sha256
@@ -87,7 +87,7 @@ async def run(args: Namespace) -> int:
     if args.descriptor == STDIN == args.tokens:
         raise ConfigError("descriptor and tokens cannot both be standard input")
     descriptor, tokens = _read(args.descriptor, args.tokens)
-    key = settings_from(Settings, args).load_scope_key()
+    key = settings_from(ScopedSettings, args).load_scope_key()
     _print(identifiers(key, descriptor, tokens), as_json=args.json, with_blocks=args.blocks)
     return 0
 

@@ -372,6 +372,29 @@ class MoqtConnection:
             group_order: Which of two Groups comes first; None: as the Track says.
             timeout_s: How long the answer may take.
         """
+        publication = self.offer(
+            track,
+            wanted_by=wanted_by,
+            forward=forward,
+            priority=priority,
+            group_order=group_order,
+        )
+        return await self._answered(publication, timeout_s)
+
+    def offer(
+        self,
+        track: LocalTrack,
+        *,
+        wanted_by: RequestId | None = None,
+        forward: bool = True,
+        priority: int = 128,
+        group_order: GroupOrder | None = None,
+    ) -> Publication:
+        """Offer a Track as :meth:`publish` does, without waiting for the answer.
+
+        For who must not miss what is published meanwhile; the publication's ``answered`` and
+        ``finished`` tell the rest.
+        """
         request_id = self.session.publish(
             track,
             wanted_by=wanted_by,
@@ -379,7 +402,10 @@ class MoqtConnection:
             priority=priority,
             group_order=group_order,
         )
-        return await self._answered(Publication(self, request_id), timeout_s)
+        publication = Publication(self, request_id)
+        self._routes[request_id] = publication
+        self.wake()
+        return publication
 
     def accept_publish(
         self, request: PublishReceived, *, pieces: bool = False, sink: Sink | None = None

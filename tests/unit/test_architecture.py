@@ -20,6 +20,7 @@ FLOORS = (
     ("moqt.wire",),
     ("moqt.session",),
     ("moqt.aio",),
+    ("moqt.relay",),
     ("kvcs.errors", "kvcs.kvsp"),
     ("kvcs.profile",),
     ("kvcs.config", "kvcs.store", "kvcs.telemetry", "kvcs.lifecycle", "kvcs.link", "kvcs.memory"),
@@ -27,11 +28,13 @@ FLOORS = (
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
 )
 #: The packages' own faces, which everything may import.
-FACES = {"moqt": 0, "kvcs": 4}
+FACES = {"moqt": 0, "kvcs": 5}
 
 #: The only places that may know of event loops, tasks, sockets, threads, processes and QUIC.
 SHELL = (
     "moqt.aio",
+    "moqt.relay.server",
+    "moqt.relay.upstream",
     "kvcs.lifecycle",
     "kvcs.link",
     "kvcs.producer.daemon",

@@ -1,0 +1,65 @@
+"""``kvcs relay``: pass Tracks on between producers and consumers, and keep them for a while."""
+
+import asyncio
+from argparse import ArgumentParser, Namespace
+
+from kvcs.cli.output import Output
+from kvcs.config import RelaySettings, add_settings, settings_from
+from kvcs.lifecycle import run_until_stopped
+from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.telemetry import set_up_logging
+from moqt.relay.server import Relay, RelayOptions
+from moqt.session.config import SessionConfig
+
+NAME = "relay"
+HELP = "pass publications on between producers and consumers, and keep them"
+DESCRIPTION = """\
+Listen for producers and consumers, and pass on what the ones publish to the others that want it:
+each object comes once from its producer and goes to every consumer, also to those that come when
+the producer is gone, as long as it is kept. On SIGINT or SIGTERM, sessions are asked to leave and
+have --drain-s seconds to end.
+
+  kvcs relay --listen 0.0.0.0:4443 --certificate-file cert.pem --key-file key.pem
+  kvcs produce cache.safetensors --connect moqt://relay:4443/ ...
+  kvcs consume prompt.json --connect moqt://relay:4443/ ...
+
+It needs no scope key, and understands nothing of what it carries. With --connect, publications
+that no producer here has are asked for at another relay.
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the flags of this subcommand."""
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+    add_settings(parser, RelaySettings)
+
+
+async def run(args: Namespace) -> int:
+    """Do the work and return the exit status."""
+    settings = settings_from(RelaySettings, args)
+    set_up_logging(log_format=settings.log_format, level=settings.log_level)
+    output = Output(as_json=args.json)
+    relay = Relay(
+        RelayOptions(
+            cache_octets=settings.cache_octets,
+            linger_s=settings.linger_s,
+            max_tracks=settings.max_tracks,
+            max_namespaces=settings.max_namespaces,
+            request_timeout_s=settings.request_timeout_s,
+        ),
+        quic=quic_settings(settings),
+        config=SessionConfig(max_requests=settings.max_requests),
+    )
+
+    async def serve(stopping: asyncio.Event) -> None:
+        async with relay:
+            host, port = await relay.listen(*settings.listen, tls=server_tls(settings))
+            output.tell("listening", host=host, port=port)
+            for uri in settings.connect:
+                relay.ask_at(uri, tls=client_tls(settings))
+            await stopping.wait()
+            await relay.close(drain_s=settings.drain_s, new_session_uri=settings.goaway_uri or "")
+        output.tell("stopped")
+
+    await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+    return 0

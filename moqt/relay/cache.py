@@ -1,0 +1,94 @@
+"""What a relay keeps: Tracks by publication, the least recently used let go first.
+
+A publication is what has one Track Namespace. Of one that is half gone nobody could make anything,
+so a publication is kept or let go as a whole. Pure: the time is an argument.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from moqt.names import FullTrackName, TrackNamespace
+from moqt.session.localtrack import ByteBudget
+
+
+class Entry(Protocol):
+    """A Track that is kept."""
+
+    @property
+    def name(self) -> FullTrackName:
+        """Its Full Track Name."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is being received, sent or waited for, and must stay."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it may no longer be served (MOQT, "MAX_CACHE_DURATION"); None: never."""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Cache(dict[FullTrackName, E]):
+    """Tracks by name, in publications that are ordered by use.
+
+    Args:
+        budget: What the payloads of all Tracks together may take.
+        release: Called with each Track that is let go of.
+    """
+
+    def __init__(self, budget: ByteBudget, release: Callable[[E], None]) -> None:
+        super().__init__()
+        self.budget = budget
+        self._release = release
+        self._publications: OrderedDict[TrackNamespace, None] = OrderedDict()
+
+    def keep(self, entry: E) -> None:
+        """Take a Track in; its publication is the most recently used one."""
+        self[entry.name] = entry
+        self.touch(entry.name.namespace)
+
+    def touch(self, namespace: TrackNamespace) -> None:
+        """Note that a publication is used."""
+        self._publications[namespace] = None
+        self._publications.move_to_end(namespace)
+
+    def touch_if_held(self, name: FullTrackName) -> None:
+        """Note that a Track's publication is used, if the Track is held."""
+        if name in self:
+            self.touch(name.namespace)
+
+    def drop(self, entry: E) -> None:
+        """Let go of one Track."""
+        if self.get(entry.name) is entry:
+            del self[entry.name]
+            if not any(True for _ in self._tracks_of(entry.name.namespace)):
+                self._publications.pop(entry.name.namespace, None)
+            self._release(entry)
+
+    def make_room(self, limit: int) -> bool:
+        """Let go of publications that nobody uses until there is room; return whether there is.
+
+        Args:
+            limit: Tracks that there may be, besides what the budget says of their payloads.
+        """
+        for namespace in list(self._publications):
+            if self.budget.has_room and len(self) < limit:
+                break
+            tracks = list(self._tracks_of(namespace))
+            if not any(entry.is_in_use for entry in tracks):
+                for entry in tracks:
+                    self.drop(entry)
+        return self.budget.has_room and len(self) < limit
+
+    def expire(self, now: float) -> None:
+        """Let go of Tracks that may no longer be served and are not in use."""
+        for entry in list(self.values()):
+            at = entry.expires_at
+            if at is not None and at <= now and not entry.is_in_use:
+                self.drop(entry)
+
+    def _tracks_of(self, namespace: TrackNamespace) -> Iterator[E]:
+        return (entry for entry in self.values() if entry.name.namespace == namespace)

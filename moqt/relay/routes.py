@@ -1,0 +1,78 @@
+"""Who publishes what (MOQT, "Namespaces"): from a Track Namespace to those that announced it.
+
+Pure: a publisher is whatever the caller has for one, and only its identity counts.
+"""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from moqt.errors import UsageError
+from moqt.names import TrackNamespace
+from moqt.session.discovery import NamespaceDirectory
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Routes(Generic[P]):
+    """Announcements, each by a publisher and the number of its request.
+
+    Args:
+        directory: What is told to those who discover: each namespace for as long as anybody
+            holds it.
+    """
+
+    def __init__(self, directory: NamespaceDirectory) -> None:
+        self._directory = directory
+        self._prefixes: dict[tuple[P, int], TrackNamespace] = {}
+        self._holders: dict[TrackNamespace, list[P]] = {}
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    def count_of(self, publisher: P) -> int:
+        """Return how many announcements of a publisher stand."""
+        return sum(holder is publisher for holder, _ in self._prefixes)
+
+    def add(self, publisher: P, number: int, prefix: TrackNamespace) -> None:
+        """Note an announcement.
+
+        Raises:
+            UsageError: If the publisher has one of that number already.
+        """
+        if (publisher, number) in self._prefixes:
+            raise UsageError(f"announcement {number} stands already")
+        self._prefixes[publisher, number] = prefix
+        self._holders.setdefault(prefix, []).append(publisher)
+        self._directory.add(prefix)
+
+    def remove(self, publisher: P, number: int) -> bool:
+        """Note that an announcement was withdrawn; return whether there was one."""
+        prefix = self._prefixes.pop((publisher, number), None)
+        if prefix is None:
+            return False
+        holders = self._holders[prefix]
+        holders.remove(publisher)
+        if not holders:
+            del self._holders[prefix]
+        self._directory.remove(prefix)
+        return True
+
+    def forget(self, publisher: P) -> None:
+        """Withdraw all that a publisher announced: it is gone."""
+        for holder, number in list(self._prefixes):
+            if holder is publisher:
+                self.remove(holder, number)
+
+    def publishers_of(self, namespace: TrackNamespace, *, besides: P | None = None) -> list[P]:
+        """Return who announced the longest prefix of ``namespace`` that anybody did, each once.
+
+        Args:
+            namespace: Of the Track that is asked for.
+            besides: Who asks: nobody is sent a request of its own.
+        """
+        for length in range(len(namespace.fields), -1, -1):
+            holders = self._holders.get(TrackNamespace(namespace.fields[:length]), ())
+            found = [holder for holder in dict.fromkeys(holders) if holder is not besides]
+            if found:
+                return found
+        return []
