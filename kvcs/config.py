@@ -381,7 +381,16 @@ class RelaySettings(Settings):
     )
 
 
-#: Every class of settings. A name in the file or the environment must be known to one of them.
+class PingSettings(Settings):
+    """What ``kvcs ping`` can be told. Names nothing that another command does not know."""
+
+    listen: AddressSetting | None = Field(
+        default=None, description="ask who listens here, over loopback, if no URI is given"
+    )
+
+
+#: Every class of settings with names of its own. One in the file or the environment must be known
+#: to one of them.
 SETTINGS: tuple[type[Settings], ...] = (ProducerSettings, ConsumerSettings, RelaySettings)
 
 S = TypeVar("S", bound=Settings)

@@ -12,14 +12,14 @@ from types import MappingProxyType, ModuleType
 import uvloop
 
 from kvcs import __version__, errors
-from kvcs.cli import consume, demo, keys, produce, relay, show
+from kvcs.cli import consume, demo, keys, ping, produce, relay, show
 from kvcs.consumer.retrieval import Unreachable
 from moqt import DRAFT
 from moqt.aio import TlsSettingsError
 from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
-SUBCOMMANDS: tuple[ModuleType, ...] = (demo, produce, consume, relay, keys, show)
+SUBCOMMANDS: tuple[ModuleType, ...] = (demo, produce, consume, relay, ping, keys, show)
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
 EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(

@@ -4,6 +4,9 @@ import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from itertools import accumulate
+from pathlib import Path
+
+import orjson
 
 from kvcs.cli.output import Output
 from kvcs.config import ProducerSettings, add_settings, settings_from
@@ -25,6 +28,9 @@ connect here (--listen), or through relays (--connect). On the first signal, ses
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
       --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
   kvcs produce --synthetic llama-3.1-8b --tokens 4096 --layer-interval-ms 40 --listen ...
+
+With --repeat-s it is published again and again, each time under a new Publication ID; earlier ones
+are kept for --ttl-s. With --prompt-to it only writes what kvcs consume takes as PROMPT, and ends.
 
 A cache file holds the tensors k.LAYER and v.LAYER, [tokens, heads, dim] each. Beside it lies a
 JSON file of the same name with the members "descriptor" and "tokens".
@@ -68,12 +74,24 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--after-sessions", type=int, default=0, metavar="N",
         help="begin once N sessions have come (default: at once)",
     )  # fmt: skip
+    source.add_argument(
+        "--repeat-s", type=float, metavar="SECONDS",
+        help="publish it again so many seconds after it was finished, and so on until stopped",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompt-to",
+        metavar="FILE",
+        help="write descriptor and tokens to FILE, as kvcs consume takes them, and end",
+    )
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
     add_settings(parser, ProducerSettings)
 
 
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
+    if args.prompt_to is not None:
+        _write_prompt(_source(args), args.prompt_to)
+        return 0
     settings = settings_from(ProducerSettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     source = _source(args)
@@ -94,6 +112,8 @@ async def run(args: Namespace) -> int:
             for uri in settings.connect:
                 producer.announce_at(uri, tls=client_tls(settings), quic=quic_settings(settings))
             await _publish(producer, source, args, output, stopping)
+            while args.repeat_s is not None and not await _set_within(stopping, args.repeat_s):
+                await _publish(producer, source, args, output, stopping)
             await stopping.wait()
         output.tell("stopped", **{c.value: n for c, n in producer.counters.items() if n})
 
@@ -137,6 +157,16 @@ async def _publish(
         )
 
 
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; return whether it was set in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+    return event.is_set()
+
+
 async def _until_stopped(
     handle: PublicationHandle,
     source: BlockSource,
@@ -164,6 +194,8 @@ def _source(args: Namespace) -> BlockSource:
         raise ConfigError(f"--layer-interval-ms is {args.layer_interval_ms}, expected 0 or more")
     if args.segment_blocks is not None and args.segment_blocks < 1:
         raise ConfigError(f"--segment-blocks is {args.segment_blocks}, expected 1 or more")
+    if args.repeat_s is not None and not args.repeat_s >= 0:
+        raise ConfigError(f"--repeat-s is {args.repeat_s}, expected 0 or more")
     interval_s = args.layer_interval_ms / 1000
     if args.synthetic is not None:
         return SyntheticSource.of_model(
@@ -177,3 +209,11 @@ def _source(args: Namespace) -> BlockSource:
     if interval_s:
         source.ready_at_s = tuple(accumulate([interval_s] * source.descriptor.layers))
     return source
+
+
+def _write_prompt(source: BlockSource, path: str) -> None:
+    members = {"descriptor": source.descriptor.members(), "tokens": list(map(int, source.tokens))}
+    try:
+        Path(path).write_bytes(orjson.dumps(members) + b"\n")
+    except OSError as exc:
+        raise ConfigError(f"--prompt-to {path}: {exc.strerror or exc}") from None

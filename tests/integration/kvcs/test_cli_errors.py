@@ -1,33 +1,27 @@
 """Bad input and signals: one line that names what is wrong, an exit code, an end in time."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import structlog
 from safetensors.numpy import save_file
 
 from kvcs.cli.main import main
 from kvcs.profile.signing import ProducerKey
 from moqt.aio import connect
-from moqt.aio.tls import CertificateFiles, ClientTls, make_certificates
+from moqt.aio.tls import ClientTls, make_certificates
 from moqt.codepoints import PublishDoneCode
 from moqt.names import FullTrackName
 from moqt.session.events import FillEnded, NamespaceAppeared, ObjectReceived
 from moqt.wire.filters import LocationFilter
+from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import (
-    BLOCK_TOKENS,
     BLOCKS,
     COMPAT,
     LAYERS,
@@ -41,76 +35,7 @@ from tests.integration.kvcs.scene import (
 
 pytestmark = pytest.mark.network
 
-ROOT = Path(__file__).parents[3]
 UNUSABLE = 2  # a flag, a setting or a file; see EXIT_CODES
-
-
-@dataclass
-class Desk:
-    """A folder with good files, and the command lines that use them."""
-
-    folder: Path
-    certificates: CertificateFiles
-
-    def __post_init__(self) -> None:
-        self.write("scope.key", bytes(range(32)).hex())
-        self.write("cache.json", self.side())
-        save_file(self.arrays(), self.folder / "cache.safetensors")
-
-    def __getitem__(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def write(self, name: str, content: str | bytes) -> str:
-        path = self.folder / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return str(path)
-
-    def side(self, **changed: Any) -> str:
-        return json.dumps({"descriptor": COMPAT.members(), "tokens": TOKENS} | changed)
-
-    def arrays(self) -> dict[str, Any]:
-        found = {}
-        tail = np.zeros((len(TOKENS) - BLOCKS * BLOCK_TOKENS, 2, 8), np.float16)
-        for layer in range(LAYERS):
-            k, v = tensors(layer)
-            found[f"k.{layer}"] = np.concatenate([k, tail])
-            found[f"v.{layer}"] = np.concatenate([v, tail[..., :4]])
-        return found
-
-    def produce(self, *changed: str, cache: str | None = None) -> list[str]:
-        files = self.certificates
-        return [
-            "produce", cache or self["cache.safetensors"], "--listen", "127.0.0.1:0",
-            "--certificate-file", str(files.certificate_file), "--key-file", str(files.key_file),
-            "--scope-key-file", self["scope.key"], *changed,
-        ]  # fmt: skip
-
-    def consume(self, *changed: str, prompt: str | None = None, port: int = 9) -> list[str]:
-        return [
-            "consume", prompt or self["cache.json"], "--connect", f"moqt://127.0.0.1:{port}/",
-            "--ca-file", str(self.certificates.ca_file), "--scope-key-file", self["scope.key"],
-            "--connect-timeout-s", "1", "--deadline-s", "5", *changed,
-        ]  # fmt: skip
-
-    def without(self, command: list[str], flag: str) -> list[str]:
-        at = command.index(flag)
-        return command[:at] + command[at + 2 :]
-
-
-@pytest.fixture
-def desk(tmp_path: Path, certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.chdir(tmp_path)  # where no kvcs.toml is
-    for name in os.environ:
-        if name.startswith("KVCS_"):
-            monkeypatch.delenv(name)
-    return Desk(tmp_path, certificates)
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    """Undo what a command that runs in this process does to logging."""
-    yield
-    structlog.reset_defaults()
 
 
 def refusal(command: Sequence[str], capsys: pytest.CaptureFixture[str], status: int) -> str:
@@ -486,22 +411,6 @@ async def _consume(command: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     return process.returncode, [json.loads(line) for line in out.splitlines()], err.decode()
 
 
-@asynccontextmanager
-async def started(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``kvcs`` in a process, which is killed at the end of the block at the latest."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "kvcs", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, limit=1 << 24,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
 async def test_the_exit_code_of_consume_says_what_became_of_it(desk: Desk) -> None:
     key = ProducerKey.generate()
     public = desk.write("public.pem", key.public_pem())
@@ -525,17 +434,6 @@ async def test_the_exit_code_of_consume_says_what_became_of_it(desk: Desk) -> No
 
 
 # -- signals -------------------------------------------------------------------------------------
-
-
-async def event_of(process: asyncio.subprocess.Process, name: str) -> dict[str, Any]:
-    """Return the next event of a name that a process tells on standard output."""
-    assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
-        while line := await process.stdout.readline():
-            event: dict[str, Any] = json.loads(line)
-            if event["event"] == name:
-                return event
-    raise AssertionError(f"the process ended before {name}")
 
 
 async def line_of(process: asyncio.subprocess.Process, text: str) -> None:
