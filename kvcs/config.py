@@ -40,6 +40,7 @@ DEFAULT_FILE = "kvcs.toml"
 _OTHER_VARIABLES = frozenset(
     {
         "KVCS_BENCH_BASELINE",
+        "KVCS_COMPOSE_INSTALL",
         "KVCS_CONFIG",
         "KVCS_MODEL_DIR",
         "KVCS_PEER_PYTHON",
