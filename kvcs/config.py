@@ -377,6 +377,9 @@ class RelaySettings(Settings):
     max_namespaces: int = Field(
         default=4096, ge=1, description="namespaces that one session may announce"
     )
+    max_behind_octets: OctetsSetting = Field(
+        default=256 << 20, ge=1, description="octets that a consumer may fall behind"
+    )
     max_tracks: int = Field(
         default=65_536, ge=1, description="tracks that are kept or passed on at once"
     )

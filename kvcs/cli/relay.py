@@ -45,6 +45,7 @@ async def run(args: Namespace) -> int:
             linger_s=settings.linger_s,
             max_tracks=settings.max_tracks,
             max_namespaces=settings.max_namespaces,
+            max_behind_octets=settings.max_behind_octets,
             request_timeout_s=settings.request_timeout_s,
         ),
         quic=quic_settings(settings),

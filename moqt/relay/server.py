@@ -80,6 +80,9 @@ class RelayOptions:
     max_namespaces: int = 4096
     """Namespaces that one session may announce; one more is refused EXCESSIVE_LOAD."""
 
+    max_behind_octets: int = 256 << 20
+    """What a subscriber may be behind what is live; then it is ended TOO_FAR_BEHIND."""
+
     request_timeout_s: float = 10.0
     """How long a publisher may take to answer; then TIMEOUT is passed on."""
 
@@ -135,6 +138,9 @@ class _Track:
     readers: set[Reader] = field(default_factory=set)
     waiting: list[tuple[MoqtConnection, Asked]] = field(default_factory=list)
     deadlines: dict[Reader, asyncio.TimerHandle] = field(default_factory=dict)
+    behind: set[Reader] = field(default_factory=set)
+    """Readers that were too far behind when it was last looked."""
+
     linger: asyncio.TimerHandle | None = None
     is_announced: bool = False
     """It is told of as something that can be had here."""
@@ -743,9 +749,26 @@ class Relay(RequestHandler):
             for track in self._tracks.values():
                 if track.merged is not None and track.merged.is_live:
                     track.merged.tick(now)
+                self._leave_behind(track)
             self._tracks.expire(now)
             if not self._budget.has_room:
                 self._has_room()
+
+    def _leave_behind(self, track: _Track) -> None:
+        """End who is too far behind. It can still fetch what is held."""
+        limit = self.options.max_behind_octets
+        behind = {
+            (connection, request_id)
+            for connection, request_id in track.readers
+            if connection.session.backlog(request_id) > limit
+        }
+        late, track.behind = behind & track.behind, behind  # for longer than a burst
+        for connection, request_id in late:
+            if connection.closed is None:
+                connection.session.end_subscription(
+                    request_id, PublishDoneCode.TOO_FAR_BEHIND, f"{limit} octets behind"
+                )
+                connection.wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -659,6 +659,15 @@ class Session:
             request.end(code, reason)
         return request is not None
 
+    def backlog(self, request_id: RequestId) -> int:
+        """Return the octets that a subscription which we serve has not been sent yet.
+
+        Of what is live, whole or in parts; fills and fetches are not counted. 0 if there is no
+        such subscription.
+        """
+        request = self._served(request_id)
+        return 0 if request is None else request.backlog
+
     def notify_state(self, request_id: RequestId) -> bool:
         """Tell the subscriber the Largest Object (MOQT, "PUBLISH_STATE_NOTIFY").
 

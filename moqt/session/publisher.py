@@ -84,9 +84,27 @@ class Publisher(RequestStream):
         if self._track is not None:
             self.send(PublishStateNotify(Parameters(self._largest(self._track))))
 
+    @property
+    def backlog(self) -> int:
+        """Payload octets that are published and due and wait to be handed over; no fills."""
+        if self._track is None or not self._forward:
+            return 0
+        waiting = sum(
+            obj.have
+            for _, flow in self._live
+            if not flow.finished
+            for obj in flow.subgroup.objects[flow.sent_upto :]
+        )
+        return waiting + sum(
+            obj.have
+            for _, subgroup in self._track.subgroups_since(self._position)
+            for obj in subgroup.objects
+        )
+
     def end(self, code: PublishDoneCode, reason: str) -> None:
         """End it from our side although the Track goes on: reset what is open, PUBLISH_DONE."""
-        self._cut_all(StreamErrorCode.CANCELLED)
+        behind = code is PublishDoneCode.TOO_FAR_BEHIND
+        self._cut_all(StreamErrorCode.TOO_FAR_BEHIND if behind else StreamErrorCode.CANCELLED)
         self._finish(code, reason)
 
     # -- the send queue asks ---------------------------------------------------------------------
