@@ -176,7 +176,7 @@ class MergedTrack:
         self._next_source = 0
         self._groups: dict[int, _Group] = {}
         self._over: dict[_Place, LocalSubgroup] = {}  # of Groups that are live no more
-        self._skipped: list[tuple[int, int, float]] = []  # Groups that nothing was seen of
+        self._skipped: list[tuple[Location, Location, float]] = []  # of which nothing was seen
         self._ended: str | None = None  # one source saw the Track to its end
 
     # -- state -----------------------------------------------------------------------------------
@@ -296,14 +296,12 @@ class MergedTrack:
             state = self._groups.pop(group_id)
             self._over |= {(group_id, n): lane.subgroup for n, lane in state.lanes.items()}
             self._settle_group(group_id, Knowledge.UNKNOWN if state.is_broken else None)
-        waiting: list[tuple[int, int, float]] = []
+        waiting: list[tuple[Location, Location, float]] = []
         for first, last, since in self._skipped:
-            if since > due or any(first <= group_id <= last for group_id in self._groups):
+            if since > due or any(first.group <= g <= last.group for g in self._groups):
                 waiting.append((first, last, since))
             else:
-                self.coverage.settle(
-                    Location(first, 0), Location(last, MAX_VI64), Knowledge.COMPLETE
-                )
+                self.coverage.settle(first, last, Knowledge.COMPLETE)
                 self.local.coverage_changed()
         self._skipped = waiting
 
@@ -513,10 +511,12 @@ class MergedTrack:
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = _Group()
+            # Also the rest of the last Group, which may have been over when a source was joined:
+            # then no stream of it comes that could show where it ends.
             largest = self.local.largest
-            first = 0 if largest is None else largest.group + 1
-            if first < group_id:
-                self._skipped.append((first, group_id - 1, now))
+            first = FIRST if largest is None else largest.next()
+            if first < Location(group_id, 0):
+                self._skipped.append((first, before(Location(group_id, 0)), now))
         return group
 
     def _held(self, location: Location) -> tuple[LocalSubgroup, LocalObject] | None:

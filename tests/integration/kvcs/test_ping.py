@@ -43,6 +43,18 @@ async def test_a_producer_that_serves_is_told_from_its_port_and_from_its_uri(des
     assert unbelieved[2].splitlines()[-1].startswith("kvcs: TLS with ")
 
 
+async def test_a_relay_that_serves_is_told(desk: Desk) -> None:
+    files = desk.certificates
+    command = [
+        "relay", "--json", "--listen", "127.0.0.1:0",
+        "--certificate-file", str(files.certificate_file), "--key-file", str(files.key_file),
+    ]  # fmt: skip
+    async with started(command) as process:
+        port = (await event_of(process, "listening"))["port"]
+
+        assert (await ping("--listen", f":{port}"))[0] == 0
+
+
 def test_nobody_there_is_told_within_the_time_to_connect(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
