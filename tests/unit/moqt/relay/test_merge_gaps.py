@@ -6,18 +6,20 @@ from moqt.names import FullTrackName
 from moqt.relay.merge import QUIET_S, MergedTrack
 from moqt.session.commands import StreamId
 from moqt.session.coverage import FIRST, Knowledge
-from moqt.session.events import FillEnded, ObjectBegan, SubgroupOpened, Via
+from moqt.session.events import FillEnded, ObjectBegan, RequestId, SubgroupOpened, Via
+
+REQUEST = RequestId(0)
 
 
 def live(track: MergedTrack, source: int, location: Location, now: float) -> None:
     """Have an empty Object come on a stream of its own, which stays open."""
     stream_id = StreamId(3 + 4 * location.group)
     opened = SubgroupOpened(
-        request_id=0, stream_id=stream_id, group_id=location.group, subgroup_id=0,
+        request_id=REQUEST, stream_id=stream_id, group_id=location.group, subgroup_id=0,
         publisher_priority=128, end_of_group=True, first_object=True, has_properties=False,
     )  # fmt: skip
     began = ObjectBegan(
-        request_id=0, via=Via.SUBGROUP, stream_id=stream_id, location=location, subgroup_id=0,
+        request_id=REQUEST, via=Via.SUBGROUP, stream_id=stream_id, location=location, subgroup_id=0,
         publisher_priority=128, status=ObjectStatus.NORMAL, properties=(), length=0,
     )  # fmt: skip
     track.take(source, opened, now)
@@ -27,7 +29,9 @@ def live(track: MergedTrack, source: int, location: Location, now: float) -> Non
 def test_the_rest_of_a_group_that_was_over_at_the_start_is_known_soon_after_the_next() -> None:
     track = MergedTrack(FullTrackName.of("a", "track"))
     source = track.join(largest=Location(0, 5), filling=True)
-    track.take(source, FillEnded(request_id=0, fill_id=0, complete=True, code=None), 0.0)
+    track.take(
+        source, FillEnded(request_id=REQUEST, fill_id=REQUEST, complete=True, code=None), 0.0
+    )
     live(track, source, Location(1, 0), 1.0)
     gap = Location(0, 6)
     assert track.coverage[gap] is Knowledge.PENDING
@@ -42,7 +46,9 @@ def test_the_rest_of_a_group_that_was_over_at_the_start_is_known_soon_after_the_
 def test_it_stays_open_while_a_stream_of_that_group_is() -> None:
     track = MergedTrack(FullTrackName.of("a", "track"))
     source = track.join(largest=Location(0, 5), filling=True)
-    track.take(source, FillEnded(request_id=0, fill_id=0, complete=True, code=None), 0.0)
+    track.take(
+        source, FillEnded(request_id=REQUEST, fill_id=REQUEST, complete=True, code=None), 0.0
+    )
     live(track, source, Location(0, 6), 1.0)
     live(track, source, Location(1, 0), 1.0)
 
