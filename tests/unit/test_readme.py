@@ -24,6 +24,7 @@ from kvcs.cli.main import (
     make_parser,
 )
 from kvcs.config import SETTINGS
+from kvcs.producer.daemon import Producer
 from moqt.aio.tls import make_certificates
 
 ROOT = Path(__file__).parents[2]
@@ -159,10 +160,19 @@ async def test_the_producer_and_the_consumer_work_as_shown(
         for _ in range(descriptor.layers)
     ]
     computed: dict[int, tuple[Any, Any]] = {}
-    until = asyncio.Event()
+    until, listening = asyncio.Event(), asyncio.Event()
+
+    class ToldWhenItListens(Producer):
+        async def listen(self, *args: Any, **options: Any) -> tuple[str, int]:
+            address = await super().listen(*args, **options)
+            listening.set()
+            return address
+
+    names["Producer"] = ToldWhenItListens
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(names["produce"](descriptor, tokens, layers, until))
+        await listening.wait()  # a consumer that finds nobody there gives up at once
         complete = await names["retrieve"](
             descriptor, tokens, lambda n, k, v: computed.update({n: (k, v)})
         )
