@@ -135,7 +135,7 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             flat |= value
         elif isinstance(value, list):
-            flat[name] = "; ".join(map(str, value)) or "none"
+            flat[name] = "; ".join(map(str, value)) or None
         else:
             flat[name] = value
     return flat

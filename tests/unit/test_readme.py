@@ -155,10 +155,15 @@ async def test_the_producer_and_the_consumer_work_as_shown(
         for _ in range(descriptor.layers)
     ]
     computed: dict[int, tuple[Any, Any]] = {}
-    until = asyncio.Event()
+    listening, until = asyncio.Event(), asyncio.Event()
+
+    def handed_over() -> Iterator[Any]:
+        listening.set()  # the producer asks for the first layer once it can be reached
+        yield from layers
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        group.create_task(names["produce"](descriptor, tokens, layers, until))
+        group.create_task(names["produce"](descriptor, tokens, handed_over(), until))
+        await listening.wait()
         complete = await names["retrieve"](
             descriptor, tokens, lambda n, k, v: computed.update({n: (k, v)})
         )
