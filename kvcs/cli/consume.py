@@ -101,6 +101,7 @@ async def run(args: Namespace) -> int:
         connect_timeout_s=settings.connect_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         discovery_timeout_s=settings.discovery_timeout_s,
+        stall_timeout_s=settings.stall_timeout_s,
         prefixes=settings.prefixes,
     )
     retrieval = consume(

@@ -19,6 +19,7 @@ from kvcs.cli.main import (
     EXIT_CODES,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
     SUBCOMMANDS,
     main,
     make_parser,
@@ -83,7 +84,8 @@ def test_the_commands_are_those_there_are(capsys: pytest.CaptureFixture[str]) ->
 def test_every_exit_status_is_there() -> None:
     codes = {int(cell) for row in rows("exit status") for cell in row[::2] if cell}
 
-    assert codes == {0, *EXIT_CODES.values(), EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
+    signals = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE}
+    assert codes == {0, *EXIT_CODES.values(), EXIT_INTERNAL, *signals}
 
 
 def shown_defaults(name: str) -> set[str]:
