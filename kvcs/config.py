@@ -318,6 +318,9 @@ class ConsumerSettings(ScopedSettings):
     discovery_timeout_s: float = Field(
         default=5.0, gt=0, description="seconds until a publication must be found"
     )
+    stall_timeout_s: float = Field(
+        default=30.0, gt=0, description="seconds without anything new until it is given up"
+    )
     max_object_octets: OctetsSetting = Field(
         default=64 << 20, ge=1, le=64 << 20, description="Data Length that is accepted at most"
     )

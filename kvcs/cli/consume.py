@@ -101,6 +101,7 @@ async def run(args: Namespace) -> int:
         connect_timeout_s=settings.connect_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         discovery_timeout_s=settings.discovery_timeout_s,
+        stall_timeout_s=settings.stall_timeout_s,
         prefixes=settings.prefixes,
     )
     retrieval = consume(
@@ -135,7 +136,7 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             flat |= value
         elif isinstance(value, list):
-            flat[name] = "; ".join(map(str, value)) or "none"
+            flat[name] = "; ".join(map(str, value)) or None
         else:
             flat[name] = value
     return flat

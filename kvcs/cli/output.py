@@ -22,7 +22,9 @@ class Output:
         if self.as_json:
             self.write({"event": event, **values})
             return
-        shown = " ".join(f"{name}={_short(value)}" for name, value in values.items())
+        shown = " ".join(
+            f"{name}={_short(value)}" for name, value in values.items() if value is not None
+        )
         print(f"{event.replace('-', ' ')}: {shown}" if shown else event, flush=True)
 
     def write(self, line: dict[str, Any]) -> None:

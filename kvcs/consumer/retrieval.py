@@ -254,7 +254,7 @@ class Retrieval:
         traceback: TracebackType | None,
     ) -> None:
         assert self._task is not None
-        if self.complete is None and self.failed is None:
+        if not self._is_over:  # if it is, it closes its connections, which nothing may cut short
             self._task.cancel()
         await asyncio.wait([self._task])
         if error is None and self._crash is not None:

@@ -85,6 +85,8 @@ class Holdings:
     def reading(self, publication_id: bytes, change: int) -> None:
         """Count requests that are served from a publication: +1 for a new one, -1 at its end."""
         self._retention.reading(publication_id, change)
+        if change < 0:
+            self._kept_changed.set()  # its time may be over by now
 
     def stop(self) -> None:
         """Begin nothing new: requests are refused, and what is unfinished is abandoned."""

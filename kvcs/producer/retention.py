@@ -19,7 +19,9 @@ class Retention:
     """The finished publications, oldest first. Unfinished ones are never let go.
 
     Args:
-        ttl_s: Seconds that a publication is kept after it was finished.
+        ttl_s: Seconds that a publication is kept after it was finished. One that is being read
+            when they are over is kept until nobody reads it, but not for longer than as much
+            again: a reader that never comes to an end must not keep it for ever.
     """
 
     ttl_s: float
@@ -45,11 +47,18 @@ class Retention:
 
     def expired(self, now: float) -> list[Publication]:
         """Return the publications whose time is over, oldest first. They stay until forgotten."""
-        return [k.publication for k in self._kept.values() if k.finished_at + self.ttl_s <= now]
+        return [k.publication for k in self._kept.values() if self._deadline(k) <= now]
 
     def next_deadline(self) -> float | None:
-        """Return when the next one expires; ``None`` if nothing is kept."""
-        return min((k.finished_at + self.ttl_s for k in self._kept.values()), default=None)
+        """Return when the next one expires; ``None`` if nothing is kept.
+
+        It may come earlier once a reader has ended.
+        """
+        return min(map(self._deadline, self._kept.values()), default=None)
+
+    def _deadline(self, kept: _Kept) -> float:
+        is_read = kept.publication.name.publication_id in self._readers
+        return kept.finished_at + self.ttl_s * (2 if is_read else 1)
 
     def victim(self) -> Publication | None:
         """Return what should go first when room is needed; ``None`` if nothing may.

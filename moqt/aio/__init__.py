@@ -2,6 +2,7 @@
 
 from moqt.aio.client import MoqtUri, connect, open_connection
 from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.publisher import TrackPublisher
 from moqt.aio.server import Server, serve
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ClientTls, ServerTls, TlsSettingsError
@@ -28,6 +29,7 @@ __all__ = [
     "ServerTls",
     "Subscription",
     "TlsSettingsError",
+    "TrackPublisher",
     "TracksSubscription",
     "connect",
     "open_connection",

@@ -19,12 +19,12 @@ from kvcs.cli.main import (
     EXIT_CODES,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
     SUBCOMMANDS,
     main,
     make_parser,
 )
 from kvcs.config import SETTINGS
-from kvcs.producer.daemon import Producer
 from moqt.aio.tls import make_certificates
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,8 @@ def test_the_commands_are_those_there_are(capsys: pytest.CaptureFixture[str]) ->
 def test_every_exit_status_is_there() -> None:
     codes = {int(cell) for row in rows("exit status") for cell in row[::2] if cell}
 
-    assert codes == {0, *EXIT_CODES.values(), EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
+    signals = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE}
+    assert codes == {0, *EXIT_CODES.values(), EXIT_INTERNAL, *signals}
 
 
 #: Who has a setting, where saying it one by one would be tedious.
@@ -160,19 +161,15 @@ async def test_the_producer_and_the_consumer_work_as_shown(
         for _ in range(descriptor.layers)
     ]
     computed: dict[int, tuple[Any, Any]] = {}
-    until, listening = asyncio.Event(), asyncio.Event()
+    listening, until = asyncio.Event(), asyncio.Event()
 
-    class ToldWhenItListens(Producer):
-        async def listen(self, *args: Any, **options: Any) -> tuple[str, int]:
-            address = await super().listen(*args, **options)
-            listening.set()
-            return address
-
-    names["Producer"] = ToldWhenItListens
+    def handed_over() -> Iterator[Any]:
+        listening.set()  # the producer asks for the first layer once it can be reached
+        yield from layers
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        group.create_task(names["produce"](descriptor, tokens, layers, until))
-        await listening.wait()  # a consumer that finds nobody there gives up at once
+        group.create_task(names["produce"](descriptor, tokens, handed_over(), until))
+        await listening.wait()
         complete = await names["retrieve"](
             descriptor, tokens, lambda n, k, v: computed.update({n: (k, v)})
         )

@@ -14,20 +14,18 @@ from safetensors.numpy import save_file
 
 from kvcs.cli.main import main
 from kvcs.profile.signing import ProducerKey
-from moqt.aio import connect
+from moqt.aio import MoqtConnection, QuicSettings, connect
 from moqt.aio.tls import ClientTls, make_certificates
 from moqt.codepoints import PublishDoneCode
-from moqt.names import FullTrackName
-from moqt.session.events import FillEnded, NamespaceAppeared, ObjectReceived
+from moqt.names import FullTrackName, TrackNamespace
+from moqt.session.events import FillEnded, ObjectReceived
 from moqt.wire.filters import LocationFilter
 from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import (
-    BLOCKS,
     COMPAT,
     LAYERS,
     PATIENCE_S,
     TOKENS,
-    expectations,
     filled,
     on_stage,
     tensors,
@@ -471,23 +469,33 @@ async def test_a_signal_in_the_middle_of_production_ends_it_with_exit_0(desk: De
     assert stopped["kvcs_publications_abandoned_total"] == 1
 
 
+#: Of the model that is read from, one Object of 64 KiB each.
+LARGE_LAYERS = 32
+
+
 @asynccontextmanager
-async def reading(desk: Desk, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
-    """Have a producer, and a consumer that has taken one Object of many and then paused."""
-    command = desk.produce(*flags, "--json", "--log-format", "json")
+async def reading(
+    desk: Desk, *flags: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, tuple[MoqtConnection, TrackNamespace]]]:
+    """Have a producer of a larger cache, and a session with small windows that knows its name."""
+    command = desk.produce(
+        "--synthetic", "llama-3.1-8b", "--tokens", "32", "--block-tokens", "32", *flags,
+        "--json", "--log-format", "json",
+    )  # fmt: skip
+    del command[1]  # no cache file
     async with started(command) as process:
         port = (await event_of(process, "listening"))["port"]
+        opened = await event_of(process, "publication-opened")
         await event_of(process, "publication-finished")
+        fields = (opened[name] for name in ("scope", "compatibility", "anchor", "publication"))
+        namespace = TrackNamespace((b"kvcs-1", *map(bytes.fromhex, fields)))
         async with connect(
-            f"moqt://127.0.0.1:{port}/", tls=ClientTls(ca_file=desk.certificates.ca_file)
+            f"moqt://127.0.0.1:{port}/",
+            tls=ClientTls(ca_file=desk.certificates.ca_file),
+            quic=QuicSettings(stream_window=1 << 16, connection_window=1 << 17),
         ) as connection:
-            found = await connection.subscribe_namespace(
-                expectations().prefix(BLOCKS), timeout_s=PATIENCE_S
-            )
-            appeared = await anext(aiter(found))
-            assert isinstance(appeared, NamespaceAppeared)
             try:
-                yield process, (connection, appeared.namespace)
+                yield process, (connection, namespace)
             finally:
                 await connection.close(drain_s=0.0)
 
@@ -499,14 +507,16 @@ async def test_a_consumer_that_reads_when_the_signal_comes_gets_everything(desk:
         )
         items = aiter(subscription)
         first = await anext(items)
+        # Its windows hold one of LARGE_LAYERS layers, so the producer has most of them still.
         process.send_signal(signal.SIGTERM)
         await line_of(process, "stopping")
         async with asyncio.timeout(PATIENCE_S):
             rest = [item async for item in items]
         objects = [item for item in (first, *rest) if isinstance(item, ObjectReceived)]
 
-        assert len({item.location for item in objects}) == len(objects) == LAYERS * BLOCKS
+        assert len({item.location for item in objects}) == len(objects) == LARGE_LAYERS
         assert [item.complete for item in rest if isinstance(item, FillEnded)] == [True]
+        assert subscription.ended is not None
         assert subscription.ended.code == PublishDoneCode.TRACK_ENDED
         assert connection.going_away is not None
         await connection.close()

@@ -17,6 +17,7 @@ from kvcs.consumer.events import (
     Event,
     Failed,
     FailureReason,
+    LayerReady,
     ManifestAccepted,
     PublicationComplete,
     PublicationFound,
@@ -35,6 +36,7 @@ from moqt.aio import (
     serve,
 )
 from moqt.aio.aioquic import listen
+from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.alpn import ALPN
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import RequestErrorCode
@@ -499,6 +501,30 @@ async def test_no_wait_outlasts_the_retrieval(certificates: CertificateFiles, wa
                     await waits[wait]()
 
     assert retrieval.failed is not None
+
+
+@pytest.mark.parametrize("end", ["complete", "left", "callback"])
+async def test_however_it_ends_a_retrieval_leaves_no_connection_behind(
+    certificates: CertificateFiles, end: str
+) -> None:
+    def fail(event: Event) -> None:
+        if isinstance(event, LayerReady):
+            raise ZeroDivisionError
+
+    async with on_stage(certificates) as scene:
+        await filled(scene.open())
+        retrieval = scene.retrieve(on_event=fail if end == "callback" else None)
+        with pytest.raises(ZeroDivisionError) if end == "callback" else contextlib.nullcontext():
+            async with asyncio.timeout(PATIENCE_S), retrieval:
+                if end != "left":
+                    await retrieval.result()
+                else:
+                    await retrieval.layer(0)
+
+        [connection] = retrieval._open
+        transport = connection._transport
+        assert isinstance(transport, AioquicTransport)
+        assert transport._endpoint.closed
 
 
 async def test_a_producer_that_goes_on_after_a_pause_is_waited_for(

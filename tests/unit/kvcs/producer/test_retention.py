@@ -27,6 +27,28 @@ def test_a_publication_expires_after_its_time_to_live() -> None:
     assert retention.next_deadline() == 115.0
 
 
+def test_one_that_is_being_read_is_kept_until_the_last_reader_is_gone() -> None:
+    retention = Retention(ttl_s=10)
+    one = publication()
+    retention.finished(one, 100.0)
+    retention.reading(one.name.publication_id, +1)
+
+    assert retention.next_deadline() == 120.0
+    assert retention.expired(115.0) == []
+    retention.reading(one.name.publication_id, -1)
+    assert retention.expired(115.0) == [one]
+
+
+def test_a_reader_that_never_ends_does_not_keep_it_for_ever() -> None:
+    retention = Retention(ttl_s=10)
+    one = publication()
+    retention.finished(one, 100.0)
+    retention.reading(one.name.publication_id, +1)
+
+    assert retention.expired(119.9) == []
+    assert retention.expired(120.0) == [one]
+
+
 def test_what_is_not_finished_is_neither_expired_nor_let_go() -> None:
     retention = Retention(ttl_s=10)
 
