@@ -13,7 +13,7 @@ import pytest
 from kvcs.consumer.events import Failed
 from kvcs.kvsp.layout import Component
 from kvcs.profile.naming import DataTrack
-from moqt.aio import MoqtConnection, QuicSettings, RequestHandler, connect, open_connection
+from moqt.aio import MoqtConnection, QuicSettings, connect, open_connection
 from moqt.aio.tls import CertificateFiles
 from moqt.aio.tracks import Fetch, Subscription
 from moqt.codepoints import ObjectStatus, PublishDoneCode, RangeMarkerKind
@@ -26,7 +26,6 @@ from moqt.session.events import (
     ObjectReceived,
     RangeMarked,
     SubgroupClosed,
-    SubscribeReceived,
 )
 from moqt.session.localtrack import LocalObject, LocalSubgroup, LocalTrack
 from moqt.wire.filters import LocationFilter
@@ -46,7 +45,7 @@ from tests.integration.kvcs.scene import (
     on_stage,
     ready,
 )
-from tests.integration.relay.stage import Stage, relaying
+from tests.integration.relay.stage import Serving, Stage, relaying, vanish
 from tests.session.pair import payload_of, publish_group
 
 pytestmark = pytest.mark.network
@@ -56,11 +55,6 @@ FROM_START = LocationFilter.absolute_start(0, 0)
 BRISK = QuicSettings(idle_timeout_s=1.0)
 PATIENCE_S = 20.0
 SLACK_S = 2.0
-
-
-def vanish(connection: MoqtConnection) -> None:
-    """Have a peer hear nothing more of a connection, as if its process had been killed."""
-    connection._transport.abandon()
 
 
 async def fetched(fetch: Fetch) -> tuple[Counter[Location], list[tuple[Location, Location]]]:
@@ -195,16 +189,6 @@ KEPT = Counter(
 )
 
 
-class Origin(RequestHandler):
-    """Publishes one Track."""
-
-    def __init__(self, track: LocalTrack) -> None:
-        self.track = track
-
-    def subscribe_received(self, connection: MoqtConnection, request: SubscribeReceived) -> None:
-        connection.session.accept_subscribe(request.request_id, self.track)
-
-
 @dataclass
 class Break:
     """One Track whose publisher is lost in the middle of an Object."""
@@ -219,7 +203,7 @@ class Break:
     async def run(self, stage: Stage, consumer: MoqtConnection) -> None:
         """Lose the publisher once the subscriber has what was sent."""
         origin = await open_connection(
-            stage.farthest.uri, tls=stage.farthest.tls, handler=Origin(self.track)
+            stage.farthest.uri, tls=stage.farthest.tls, handler=Serving(self.track)
         )
         await origin.publish_namespace(self.track.name.namespace)
         subgroup = self._whole_objects()
