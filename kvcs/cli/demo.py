@@ -1,4 +1,4 @@
-"""``kvcs demo``: one producer and two consumers on loopback, each a process of its own.
+"""``kvcs demo``: a producer, a relay and two consumers on loopback, each a process of its own.
 
 The first consumer is there from the start, the second joins in the middle of production. Both
 must end with every layer, each Object once, and the very octets that were published.
@@ -9,7 +9,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from kvcs.store.source import BlockSource, SafetensorsSource
 NAME = "demo"
 HELP = "stream a real cache to two consumers on this machine, and watch"
 DESCRIPTION = """\
-Stream a KV cache on loopback from one producer to two consumers, each a process of its own: one
-from the start, one that joins in the middle of production. Certificates and keys are made for the
-occasion and thrown away.
+Stream a KV cache on loopback from one producer through a relay to two consumers, each a process of
+its own: one from the start, one that joins in the middle of production. Certificates and keys are
+made for the occasion and thrown away.
 
 Exit status 0: both consumers verified every object, none came twice, and the tensors they wrote
 are the published ones, octet for octet.
@@ -60,6 +60,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--model", action="store_true",
         help="run the real model (needs the extra kvcs[transformers])",
     )  # fmt: skip
+    parser.add_argument(
+        "--direct", action="store_true", help="without a relay: the consumers dial the producer"
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="what the model is asked, with --model")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
 
@@ -103,38 +106,68 @@ class Demo:
         )
 
     async def run(self) -> int:
-        """Run the three processes; return the exit status."""
-        async with self._producer() as port, asyncio.TaskGroup() as group:
+        """Run the processes; return the exit status."""
+        async with AsyncExitStack() as stack:
+            if self._args.direct:
+                port = await stack.enter_async_context(self._producer())
+            else:
+                port = await stack.enter_async_context(self._relay())
+            group = await stack.enter_async_context(asyncio.TaskGroup())
             with self._board:
                 early = group.create_task(self._consumer(0, port))
+                if not self._args.direct:
+                    # It begins as soon as the relay is there, so the first consumer goes ahead.
+                    await stack.enter_async_context(self._producer(port))
                 await self._middle.wait()
                 late = group.create_task(self._consumer(1, port))
                 outcomes = [await early, await late]
         return self._summarize(outcomes)
 
     @asynccontextmanager
-    async def _producer(self) -> AsyncIterator[int]:
-        certificates = self._place.certificates
+    async def _relay(self) -> AsyncIterator[int]:
+        command = ("relay", *self._listening(), "--drain-s", "1", "--log-level", "warning")
+        async with self._daemon("relay", command) as relay:
+            yield await _port_of(relay)
+
+    @asynccontextmanager
+    async def _producer(self, relay: int | None = None) -> AsyncIterator[int]:
+        """Run the producer, at a relay if there is one; yield the port to dial."""
+        where: tuple[str, ...] = self._listening()
+        if relay is not None:
+            ca_file = str(self._place.certificates.ca_file)
+            where = ("--json", "--connect", f"moqt://127.0.0.1:{relay}/", "--ca-file", ca_file)
         command = (
-            "produce", str(self._cache), "--listen", "127.0.0.1:0", "--json",
-            "--certificate-file", str(certificates.certificate_file),
-            "--key-file", str(certificates.key_file),
+            "produce", str(self._cache), *where,
             "--scope-key-file", str(self._place.scope_key),
             "--producer-key-file", str(self._place.producer_key),
             "--layer-interval-ms", str(self._args.layer_interval_ms),
             "--manifest-every", "1", "--after-sessions", "1", "--log-level", "warning",
         )  # fmt: skip
-        async with process(command) as producer:
-            async with asyncio.timeout(_START_S):
-                listening = await anext(events_of(producer, "listening"))
+        async with self._daemon("producer", command) as producer:
+            yield await _port_of(producer) if relay is None else relay
+
+    def _listening(self) -> tuple[str, ...]:
+        certificates = self._place.certificates
+        return (
+            "--listen", "127.0.0.1:0", "--json",
+            "--certificate-file", str(certificates.certificate_file),
+            "--key-file", str(certificates.key_file),
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def _daemon(
+        self, name: str, command: Sequence[str]
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Run a command until the end of the block, and tell it to stop then."""
+        async with process(command) as started:
             try:
-                yield listening["port"]
+                yield started
             finally:
-                if producer.returncode is None:
-                    producer.terminate()
-            status = await asyncio.wait_for(producer.wait(), _STOP_S)
+                if started.returncode is None:
+                    started.terminate()
+            status = await asyncio.wait_for(started.wait(), _STOP_S)
             if status:
-                raise KvcsError(f"the producer ended with status {status}")
+                raise KvcsError(f"the {name} ended with status {status}")
 
     async def _consumer(self, column: int, port: int) -> "Outcome":
         out = self._folder / f"received-{column}.safetensors"
@@ -145,6 +178,7 @@ class Demo:
             "--scope-key-file", str(self._place.scope_key),
             "--trust", str(self._place.trusted_key), "--require-signature",
             "--deadline-s", str(self._args.deadline_s), "--log-level", "warning",
+            "--discovery-timeout-s", str(_START_S),
         )  # fmt: skip
         began = time.monotonic()
         self._board.started(column)
@@ -189,6 +223,14 @@ class Demo:
                                   reason=(outcome.last or {}).get("text", ""))  # fmt: skip
         self._output.tell("demo-complete" if good else "demo-failed")
         return 0 if good else 1
+
+
+async def _port_of(daemon: asyncio.subprocess.Process) -> int:
+    """Return where a daemon listens, once it does."""
+    async with asyncio.timeout(_START_S):
+        listening = await anext(events_of(daemon, "listening"))
+    port: int = listening["port"]
+    return port
 
 
 @dataclass

@@ -142,6 +142,13 @@ class _Source:
     """Up to where its fill goes; None: there is none, or it is over."""
 
 
+def _others_bring_the_rest(lane: _Lane) -> bool:
+    """Whether a stream of the Subgroup is left, and none of them is past what is held."""
+    whole = [obj.object_id for obj in lane.subgroup.objects if obj.is_whole]
+    last = max(whole, default=-1)
+    return bool(lane.feeds) and all(f.last is None or f.last <= last for f in lane.feeds)
+
+
 class MergedTrack:
     """What a relay knows of one Track.
 
@@ -342,6 +349,9 @@ class MergedTrack:
     def _began(self, feed: _Feed, event: ObjectBegan) -> None:
         location, previous = event.location, feed.last
         feed.last, feed.object, feed.copy = location.object, None, None
+        lane = self._groups[feed.group_id].lanes.get(feed.subgroup_id)
+        if lane is not None and feed not in lane.feeds:
+            lane.feeds.append(feed)  # it was there before the lane was
         held = self._held(location)
         if held is not None:
             feed.copy = self._copy_of(*held, event)
@@ -370,7 +380,6 @@ class MergedTrack:
         lane = group.lanes.get(feed.subgroup_id)
         if lane is None and (past := self._over.pop((feed.group_id, feed.subgroup_id), None)):
             lane = group.lanes[feed.subgroup_id] = _Lane(past, [])
-        if lane is not None and feed not in lane.feeds:
             lane.feeds.append(feed)
         if lane is None:
             subgroup = self.local.open_subgroup(
@@ -477,7 +486,7 @@ class MergedTrack:
         elif feed.object is not None and not feed.object.is_whole:
             subgroup.cut(code)
             group.is_broken |= not self._go_on_with_copy(lane, feed)
-        elif not lane.feeds:
+        elif not _others_bring_the_rest(lane):
             subgroup.cut(code)
             group.is_broken = True
 
@@ -494,7 +503,7 @@ class MergedTrack:
                 for part in copy.parts:
                     lane.subgroup.extend(other.object, part)
                 return True
-        return bool(lane.feeds)
+        return _others_bring_the_rest(lane)
 
     def _settle_group(
         self, group_id: int, knowledge: Knowledge | None, *, whole: bool = False

@@ -517,9 +517,11 @@ class Relay(RequestHandler):
         except MoqtError as exc:
             self._not_joined(source, RequestErrorCode.INTERNAL_ERROR, str(exc))
         else:
-            if source.is_given_up:
+            if source.is_given_up and not track.waiting:
                 subscription.cancel()
+                self._not_joined(source, RequestErrorCode.INTERNAL_ERROR, "")
             else:
+                source.is_given_up = False  # somebody came while it was being given up
                 self._joined(source, subscription)
 
     def _not_joined(self, source: _Source, code: RequestErrorCode | int, reason: str) -> None:

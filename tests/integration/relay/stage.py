@@ -1,5 +1,6 @@
 """Relays on loopback, chains of them, and a count of what the producer behind them sends."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -8,10 +9,12 @@ from typing import Any
 from unittest import mock
 
 from kvcs.consumer.retrieval import ConnectionSpec
-from moqt.aio import ClientTls, MoqtConnection, QuicSettings, ServerTls
+from moqt.aio import ClientTls, MoqtConnection, QuicSettings, RequestHandler, ServerTls
 from moqt.aio.tls import CertificateFiles
 from moqt.relay.server import Relay, RelayOptions
 from moqt.session.commands import Command, SendStreamData
+from moqt.session.events import SubscribeReceived
+from moqt.session.localtrack import LocalTrack
 from tests.integration.kvcs.scene import Scene, on_stage
 
 
@@ -83,3 +86,20 @@ def counting_sent_octets() -> Iterator[Counter[MoqtConnection]]:
 
     with mock.patch.object(MoqtConnection, "_carry_out", count):
         yield sent
+
+
+class Serving(RequestHandler):
+    """Publishes one Track, and can be waited for until somebody asks for it."""
+
+    def __init__(self, track: LocalTrack) -> None:
+        self.track = track
+        self.asked = asyncio.Event()
+
+    def subscribe_received(self, connection: MoqtConnection, request: SubscribeReceived) -> None:
+        connection.session.accept_subscribe(request.request_id, self.track)
+        self.asked.set()
+
+
+def vanish(connection: MoqtConnection) -> None:
+    """Have a peer hear nothing more of a connection, as if its process had been killed."""
+    connection._transport.abandon()

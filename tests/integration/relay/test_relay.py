@@ -437,3 +437,36 @@ async def test_a_relay_that_stops_sends_its_sessions_elsewhere(
         await connection.close()
         async with asyncio.timeout(4.0):
             await closing
+
+
+async def test_who_leaves_before_the_publisher_has_answered_is_in_nobodys_way(
+    certificates: CertificateFiles,
+) -> None:
+    track = LocalTrack(NAME)
+    publish(track, 0)
+    track.end()
+    held: list[tuple[MoqtConnection, SubscribeReceived]] = []
+
+    class Slow(Origin):
+        def subscribe_received(
+            self, connection: MoqtConnection, request: SubscribeReceived
+        ) -> None:
+            self.subscribed.append(request)
+            held.append((connection, request))
+            self.news.set()
+
+    slow = Slow(track)
+    async with staged(certificates, linger_s=0) as stage, stage.client(slow) as origin:
+        await origin.publish_namespace(NAME.namespace)
+        async with stage.client() as hasty:
+            task = asyncio.create_task(hasty.subscribe(NAME))
+            await slow.until(lambda: held)
+            task.cancel()
+        async with stage.client() as patient:
+            waits = asyncio.create_task(everything(patient, NAME))
+            with pytest.raises(RequestRejected):  # a round trip later it waits at the relay
+                await patient.subscribe(FullTrackName.of("no", "such"))
+            for connection, request in held:
+                connection.session.accept_subscribe(request.request_id, track)
+                connection.wake()
+            assert await waits == once(1)
