@@ -12,8 +12,9 @@ Whoever passes a Track on has it in pieces. What one stream of its publisher car
 order, is in a :class:`StoredSubgroup`; and what is known of the rest is the Track's ``coverage``.
 """
 
+import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -619,14 +620,9 @@ class LocalTrack:
             return first, min(last, before(lost)), Knowledge.UNKNOWN
         return max(first, lost), last, knowledge
 
-    def objects_of(self, group_id: int) -> Iterable[tuple[LocalSubgroup, LocalObject]]:
+    def objects_of(self, group_id: int) -> Sequence[tuple[LocalSubgroup, LocalObject]]:
         """Return the Objects of a Group as they stand now, ascending, Subgroups merged."""
-        subgroups = self._groups.get(group_id, [])
-        if len(subgroups) == 1:
-            return [(subgroups[0], obj) for obj in subgroups[0].objects]
-        merged = [(subgroup, obj) for subgroup in subgroups for obj in subgroup.objects]
-        merged.sort(key=lambda pair: pair[1].object_id)
-        return merged
+        return self.objects_from(group_id, 0, sys.maxsize)
 
     def last_of(self, group_id: int) -> Location | None:
         """Return the Location of the last Object of a Group, statuses included."""
@@ -635,8 +631,8 @@ class LocalTrack:
 
     def last_object(self) -> Location | None:
         """Return the Location of the last real Object, ends not counted."""
-        for group_id in sorted(self._groups, reverse=True):
-            for _, obj in reversed(list(self.objects_of(group_id))):
+        for group_id in reversed(self._group_ids):
+            for _, obj in reversed(self.objects_of(group_id)):
                 if obj.status is ObjectStatus.NORMAL:
                     return Location(group_id, obj.object_id)
         return None
@@ -728,10 +724,6 @@ class LocalTrack:
 
     def _let_go(self) -> Location | None:
         return None if self.lost_before is None else before(self.lost_before)
-
-    def may_have_lost(self, lowest: Location) -> bool:
-        """Whether there may have been Objects from ``lowest`` on that were let go."""
-        return self.lost_before is not None and lowest < self.lost_before
 
     def published(self, subgroup: LocalSubgroup, obj: LocalObject) -> None:
         """Note a new Object of ``subgroup``."""

@@ -8,7 +8,7 @@ which is a table here; nothing else changes a state.
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 from moqt.codepoints import ParameterType as P
 from moqt.codepoints import StreamErrorCode
@@ -98,7 +98,7 @@ def fill_range(
     return wanted.resolve_fetch(largest)
 
 
-class AliasDirectory:
+class AliasDirectory(Protocol):
     """What a subscription asks of the place where data streams arrive.
 
     Implemented by :class:`moqt.session.delivery.Delivery`; here so that the two files need not
@@ -107,28 +107,21 @@ class AliasDirectory:
 
     def offer_alias(self, track_alias: int, track: FullTrackName) -> None:
         """A PUBLISH names an alias; raises DuplicateTrackAlias if another Track has it."""
-        raise NotImplementedError
 
     def refuse_alias(self, track_alias: int) -> None:
         """A PUBLISH was refused: what its publisher sent ahead of the answer is dropped."""
-        raise NotImplementedError
 
     def bind(self, track_alias: int, subscription: Any) -> None:
         """Bind a Track Alias; raises DuplicateTrackAlias if another Track has it."""
-        raise NotImplementedError
 
     def deliver_parked(self, track_alias: int) -> None:
         """Deliver what streams brought ahead of their alias."""
-        raise NotImplementedError
 
     def expect_fetch_stream(self, request_id: RequestId, owner: Any) -> None:
         """A fetch stream with this Request ID belongs to ``owner``."""
-        raise NotImplementedError
 
     def stop_stream(self, stream_id: StreamId, code: StreamErrorCode) -> None:
         """Ask the peer to stop a data stream, and ignore what still comes on it."""
-        raise NotImplementedError
 
     def forget(self, owner: Any) -> None:
         """``owner`` is over: drop its alias and what is expected for it."""
-        raise NotImplementedError

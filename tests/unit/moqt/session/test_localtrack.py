@@ -8,6 +8,7 @@ from moqt.codepoints import ObjectStatus, PublishDoneCode
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
+from moqt.session.coverage import Knowledge
 from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack
 
 EOG, EOT = ObjectStatus.END_OF_GROUP, ObjectStatus.END_OF_TRACK
@@ -189,8 +190,8 @@ def test_the_slowest_reader_decides_what_is_kept() -> None:
 
     assert (track.octets, budget.used) == (0, 0)
     assert track.lost_before == Location(0, 4)
-    assert track.may_have_lost(Location(0, 3))
-    assert not track.may_have_lost(Location(0, 4))
+    assert track.run_at(Location(0, 3))[2] is Knowledge.UNKNOWN
+    assert track.run_at(Location(0, 4))[2] is Knowledge.COMPLETE
     assert track.largest == Location(0, 3)
 
 
