@@ -189,8 +189,7 @@ def test_a_fetch_says_of_each_location_what_became_of_it_and_waits_where_it_is_p
     reading = Reading(track, LocationRange(*wanted), order)
     reading.pump()
     inside = [at for at in CUTS if at in LocationRange(*wanted)]
-    waits = [at for at in inside if coverage[at] is PENDING and at not in held - late]
-    assert reading.finished is not bool(waits)
+    assert reading.finished is all(known is not PENDING for _, _, known in coverage.runs(*wanted))
 
     # The rest comes in any order, Location by Location; then what is still pending is given up.
     for at in arrival:
