@@ -235,6 +235,7 @@ class Doubling:
     name: str = "doubling"
     value: int = 0x8002
     components: frozenset[Component] = frozenset(Component)
+    lossless: bool = True
     fixed_length: bool = False
 
     def encode(self, array: NDArray[Any]) -> bytes:

@@ -42,6 +42,7 @@ class Squeeze:
     name: str = "squeeze"
     value: int = 0x8001
     components: frozenset[Component] = frozenset(Component)
+    lossless: bool = True
     fixed_length: bool = False
 
     def encode(self, array: NDArray[Any]) -> bytes:
