@@ -101,7 +101,8 @@ def shown_defaults(name: str) -> set[str]:
 def _shown(name: str, value: Any) -> str:
     match value:
         case None | ():
-            return {"ca_file": "public CAs", "server_name": "the host"}.get(name, "")
+            left_out = {"ca_file": "public CAs", "server_name": "the host"}
+            return (left_out | {"encodings": "every lossless one"}).get(name, "")
         case bool():
             return "yes" if value else "no"
         case tuple():
