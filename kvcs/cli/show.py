@@ -446,7 +446,9 @@ def _add_track(report: Report, name: bytes) -> None:
     track = DataTrack.parse(name)
     report.add("track", "track", str(track))
     report.add("component", "component", track.component.name.lower())
-    report.add("codec", "codec", track.codec)
+    codec = standard_codecs().get(track.codec)
+    told = "not known here" if codec is None else _kept(codec.lossless)
+    report.add("codec", "codec", track.codec, f"{track.codec}, {told}")
     report.add("segment", "segment", track.segment)
     report.rows.append(("priority", f"{publisher_priority(0, 1)} for layer 0, below 128 for all"))
 

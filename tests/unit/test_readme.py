@@ -25,6 +25,7 @@ from kvcs.cli.main import (
     make_parser,
 )
 from kvcs.config import SETTINGS
+from kvcs.kvsp.standard import standard_codecs
 from moqt.aio.tls import make_certificates
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,12 @@ def test_every_exit_status_is_there() -> None:
 
     signals = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE}
     assert codes == {0, *EXIT_CODES.values(), EXIT_INTERNAL, *signals}
+
+
+def test_every_codec_is_there_and_says_whether_it_is_lossless() -> None:
+    told = [(name.strip("`"), kept) for name, kept, *_ in rows("codec")]
+
+    assert told == [(c.name, "lossless" if c.lossless else "lossy") for c in standard_codecs()]
 
 
 #: Who has a setting, where saying it one by one would be tedious.

@@ -122,3 +122,13 @@ def test_a_received_cache_is_held_against_what_its_codec_makes_of_the_published_
     assert not same_tensors(source, as_rounded, zstd)
     assert not same_tensors(source, as_it_was, int8)
     assert not same_tensors(source, tmp_path / "missing.safetensors", int8)
+
+
+@pytest.mark.parametrize(
+    ("codec", "says"),
+    [("fp8", "fp8, lossy"), ("raw", "raw, lossless"), ("gzip", "gzip, not known here")],
+)
+def test_a_track_name_says_what_its_codec_is(capsys: Out, codec: str, says: str) -> None:
+    assert main(["show", f"kvcs-1/{'01' * 32}--k.{codec}.s0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert says in {line.strip().partition(" ")[2].strip() for line in lines}

@@ -199,6 +199,8 @@ def test_what_is_lossy_is_refused_with_what_was_found_and_expected(wish: dict[st
 def test_who_requires_lossless_codecs_may_not_name_another() -> None:
     wish = Wish(codecs=("raw", "int8"), require_lossless=True)
 
+    with pytest.raises(NotFound, match="int8 is lossy"):
+        select(*INT8, codecs=wish.codecs, require_lossless=True)
     with pytest.raises(ConfigError, match="codec 'int8' is lossy, but lossless codecs are requir"):
         wish.check(descriptor(), STANDARD)
     Wish(codecs=("raw", "shuffle-lz4"), require_lossless=True).check(descriptor(), STANDARD)

@@ -174,6 +174,16 @@ def test_a_cut_or_an_octet_too_many_is_a_wrong_length(codec: Shuffle, dtype: str
 
 
 @each_codec
+def test_a_plane_is_not_longer_for_being_compressed(codec: Shuffle) -> None:
+    packed = frame(4, 9) if codec is ZSTD else b"\x09" + bytes.fromhex("80") + bytes(8)
+    assert codec._expand(memoryview(packed), 4).tobytes() == b"\x09" * 4
+
+    with pytest.raises(BadObject, match="at most 4") as caught:
+        codec.decode(plane(packed), (4,), numpy_dtype("uint8"))
+    assert caught.value.reason is Rejection.DATA_LENGTH
+
+
+@each_codec
 def test_a_tensor_without_elements_has_no_data(codec: Shuffle) -> None:
     assert codec.encode(np.empty((16, 0, 0), BF16)) == b""
     assert codec.decode(b"", (16, 0, 0), BF16).shape == (16, 0, 0)
@@ -193,8 +203,8 @@ BOMBS: dict[str, tuple[Shuffle, bytes, str]] = {
     "octets behind it": (ZSTD, frame(64, 0) + b"\0", "not a Zstandard frame"),
     "a frame to skip": (
         ZSTD,
-        b"\x50\x2a\x4d\x18" + struct.pack("<I", 40) + bytes(40),
-        "Zstandard frame",
+        b"\x50\x2a\x4d\x18" + struct.pack("<I", 64) + bytes(40),
+        "not a Zstandard frame",
     ),
     "is a million": (ZSTD, zstandard.ZstdCompressor().compress(LONG), "holds 1048576 octets"),
     "lz4 of more": (
