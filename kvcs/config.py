@@ -51,6 +51,8 @@ _OTHER_VARIABLES = frozenset(
 #: What container platforms put into every environment for a service named kvcs.
 _PLATFORM_VARIABLE = re.compile(r"KVCS_(.+_)?(PORT(_\d+.*|_.+)?|SERVICE_(HOST|PORT)(_.+)?)")
 
+#: Second names of flags. In the environment and the file a setting has one name.
+_ALSO: Mapping[str, tuple[str, ...]] = {"encodings": ("--codec",)}
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([kmg]i?|)b?", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>\d{1,5})")
@@ -251,7 +253,8 @@ class ProducerSettings(ScopedSettings):
     )
     encodings: NamesSetting = Field(
         default=("raw",),
-        description="forms to offer: CODEC for k and v apart, kv.CODEC for one track",
+        description="forms to offer: CODEC for k and v apart, kv.CODEC for one track; codecs are "
+        "raw, shuffle-zstd, shuffle-lz4 (lossless), int8, fp8 (lossy, k and v apart)",
     )
     deterministic: bool = Field(
         default=False, description="promise that every run gives bit-identical objects"
@@ -314,7 +317,13 @@ class ConsumerSettings(ScopedSettings):
         default=False, description="take no publication without a signed manifest"
     )
     encodings: NamesSetting = Field(
-        default=("raw", "kv.raw"), description="forms to take, the preferred one first"
+        default=(),
+        description="codecs to take, the preferred one first: raw, shuffle-zstd, shuffle-lz4, "
+        "int8, fp8 (default: every lossless one)",
+    )
+    require_lossless: bool = Field(
+        default=False,
+        description="take no tensors that a codec has rounded, in any case",
     )
     prefixes: Literal["longest", "any"] = Field(
         default="longest", description="take the whole prefix only, or also a shorter one"
@@ -456,7 +465,7 @@ def add_settings(parser: ArgumentParser, cls: type[Settings]) -> None:
             options["metavar"] = _metavar(field)
             if _is_many(field):
                 options["action"] = _Collect
-        group.add_argument(_flag(name), **options)
+        group.add_argument(_flag(name), *_ALSO.get(name, ()), **options)
 
 
 class _Collect(Action):

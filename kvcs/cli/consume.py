@@ -75,7 +75,11 @@ async def run(args: Namespace) -> int:
         require_signature=settings.require_signature,
         max_data_octets=settings.max_object_octets,
     )
-    wish = Wish(layers=_layers(args.layers, descriptor.layers), codecs=_codecs(settings.encodings))
+    wish = Wish(
+        layers=_layers(args.layers, descriptor.layers),
+        codecs=_codecs(settings.encodings),
+        require_lossless=settings.require_lossless,
+    )
     if args.out and not os.access(Path(args.out).parent, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {args.out}: {Path(args.out).parent} is no folder to write to")
     sink: BlockSink = (
@@ -113,7 +117,9 @@ async def run(args: Namespace) -> int:
     return 0
 
 
-def _codecs(encodings: tuple[str, ...]) -> tuple[str, ...]:
+def _codecs(encodings: tuple[str, ...]) -> tuple[str, ...] | None:
+    if not encodings:
+        return None
     return tuple(dict.fromkeys(name.removeprefix("kv.") for name in encodings))
 
 

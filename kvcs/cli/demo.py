@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from kvcs.cli import demo_model
 from kvcs.cli.livetable import Board, Column
 from kvcs.cli.output import Output
 from kvcs.cli.processes import Workplace, events_of, process
 from kvcs.errors import ConfigError, Expired, KvcsError
+from kvcs.kvsp.codecs import RAW, Codec
+from kvcs.kvsp.standard import STANDARD, standard_codecs
 from kvcs.store.source import BlockSource, SafetensorsSource
 
 NAME = "demo"
@@ -29,10 +33,11 @@ its own: one from the start, one that joins in the middle of production. Certifi
 made for the occasion and thrown away.
 
 Exit status 0: both consumers verified every object, none came twice, and the tensors they wrote
-are the published ones, octet for octet.
+are the published ones, octet for octet; with a lossy codec, exactly what it makes of them.
 
   kvcs demo                        the cache of a real prompt, recorded with a 135 M model
   kvcs demo --model                the model itself: prefill here, continuation elsewhere
+  kvcs demo --codec shuffle-zstd   the cache compressed, without loss
   kvcs demo my-cache.safetensors   a cache of yours (see kvcs produce --help)
 """
 
@@ -63,6 +68,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--direct", action="store_true", help="without a relay: the consumers dial the producer"
     )
+    parser.add_argument(
+        "--codec", metavar="NAME", choices=("raw", *STANDARD), default="raw",
+        help=f"how tensors are encoded: raw, {', '.join(STANDARD)} (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="what the model is asked, with --model")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
 
@@ -70,6 +79,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
     if args.model:
+        if args.codec != "raw":
+            raise ConfigError(f"--codec {args.codec} is for caches from files, not for --model")
         return await demo_model.run(args)
     path = Path(args.cache) if args.cache else RECORDED
     if not path.exists():
@@ -94,12 +105,14 @@ class Demo:
         self._place = Workplace(folder)
         self._output = Output(as_json=args.json)
         source = SafetensorsSource(cache)
+        self._codec = standard_codecs()[args.codec]
         self._layers = source.descriptor.layers
         self._source: BlockSource = source
         self._middle = asyncio.Event()
         self._board = Board(
             title=f"{source.descriptor.model}: {self._layers} layers, "
-            f"{len(source.tokens)} tokens, a layer every {args.layer_interval_ms:g} ms",
+            f"{len(source.tokens)} tokens, {self._codec.name}, "
+            f"a layer every {args.layer_interval_ms:g} ms",
             layers=self._layers,
             columns=[Column("from the start"), Column("joins in the middle")],
             live=not args.json,
@@ -142,6 +155,7 @@ class Demo:
             "--producer-key-file", str(self._place.producer_key),
             "--layer-interval-ms", str(self._args.layer_interval_ms),
             "--manifest-every", "1", "--after-sessions", "1", "--log-level", "warning",
+            "--codec", self._codec.name,
         )  # fmt: skip
         async with self._daemon("producer", command) as producer:
             yield await _port_of(producer) if relay is None else relay
@@ -178,7 +192,7 @@ class Demo:
             "--scope-key-file", str(self._place.scope_key),
             "--trust", str(self._place.trusted_key), "--require-signature",
             "--deadline-s", str(self._args.deadline_s), "--log-level", "warning",
-            "--discovery-timeout-s", str(_START_S),
+            "--discovery-timeout-s", str(_START_S), "--codec", self._codec.name,
         )  # fmt: skip
         began = time.monotonic()
         self._board.started(column)
@@ -204,7 +218,7 @@ class Demo:
         good = True
         for column, outcome in zip(self._board.columns, outcomes, strict=True):
             summary = (outcome.last or {}).get("summary", {})
-            same = outcome.status == 0 and same_tensors(self._source, outcome.out)
+            same = outcome.status == 0 and same_tensors(self._source, outcome.out, self._codec)
             good &= same and summary.get("duplicates") == 0
             self._output.tell(
                 "consumer",
@@ -216,7 +230,10 @@ class Demo:
                 rejected=summary.get("rejected", 0),
                 first_layer_s=summary.get("first_layer_s"),
                 last_layer_s=summary.get("last_layer_s"),
-                identical=same,
+                codec=self._codec.name,
+                lossless=self._codec.lossless,
+                identical=same and self._codec.lossless,
+                as_encoded=same,
             )
             if outcome.status:
                 self._output.tell("failed", name=column.name, status=outcome.status,
@@ -243,13 +260,24 @@ class Outcome:
     last: dict[str, Any] | None = None
 
 
-def same_tensors(published: BlockSource, received: Path) -> bool:
-    """Whether a received file has the very octets of the whole blocks that were published."""
+def same_tensors(published: BlockSource, received: Path, codec: Codec = RAW) -> bool:
+    """Whether a received file has the very octets of the whole blocks that were published.
+
+    With a lossy codec: those that it makes of them.
+    """
     if not received.exists():
         return False
     blocks = len(published.tokens) // published.descriptor.block_tokens
     other = SafetensorsSource(received)
     return all(
-        ours.k.tobytes() == theirs.k.tobytes() and ours.v.tobytes() == theirs.v.tobytes()
+        _as_decoded(tensor, codec) == came.tobytes()
         for ours, theirs in zip(published.layers(0, blocks), other.layers(0, blocks), strict=True)
+        for tensor, came in ((ours.k, theirs.k), (ours.v, theirs.v))
     )
+
+
+def _as_decoded(tensor: NDArray[Any], codec: Codec) -> bytes:
+    if codec.lossless:
+        return tensor.tobytes()
+    # A scale is for one token and head, so how the tensor is cut into blocks changes nothing.
+    return codec.decode(codec.encode(tensor), tensor.shape, tensor.dtype).tobytes()

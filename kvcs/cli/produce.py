@@ -144,6 +144,7 @@ async def _publish(
         tokens=len(source.tokens),
         usable_tokens=handle.usable_tokens,
         layers=source.descriptor.layers,
+        encodings=list(map(str, producer.encodings)),
     )
     wanted = args.after_sessions
     while producer.counters[Counter.SESSIONS] < wanted and not stopping.is_set():  # noqa: ASYNC110

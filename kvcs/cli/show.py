@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 
 from kvcs.cli.inputs import STDIN, descriptor_and_tokens, parse_json, read_octets, shown_name
+from kvcs.consumer.trust import examine
 from kvcs.errors import BadDescriptor, BadManifest, BadName, ConfigError, KvcsError
-from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component, Layout
+from kvcs.kvsp.standard import standard_codecs
 from kvcs.profile.manifest import Manifest, SegmentEntry
 from kvcs.profile.naming import (
     ID_OCTETS,
@@ -201,7 +202,7 @@ def _show_object(content: bytes, args: Namespace) -> Report:
         checked += ["Object ID"] if args.object is not None else []
         if args.manifest is not None:
             _check_against(block, args)
-            checked.append("manifest")
+            checked += ["manifest", "decoding"]
         report.add("checked", "checked", checked, ", ".join(checked))
     except KvcsError as exc:
         _note(report, exc)
@@ -210,7 +211,6 @@ def _show_object(content: bytes, args: Namespace) -> Report:
 
 def _add_header(report: Report, header: Header) -> None:
     components = {int(member): member.name.lower() for member in Component}
-    codecs = {codec.value: codec.name for codec in CodecRegistry()}
     component = components.get(header.component)
     report.add("magic", "Magic", header.magic.hex(), _shown_octets(header.magic))
     report.add("version", "Version", header.version)
@@ -225,8 +225,11 @@ def _add_header(report: Report, header: Header) -> None:
     report.add("block_index", "Block Index", header.block_index)
     report.add("token_start", "Token Start", header.token_start)
     report.add("token_count", "Token Count", header.token_count)
-    codec = codecs.get(header.codec, "not known here")
-    report.add("codec", "Codec", header.codec, f"{header.codec:#06x}, {codec}")
+    codec = standard_codecs().by_value(header.codec)
+    told = "not known here" if codec is None else f"{codec.name}, {_kept(codec.lossless)}"
+    report.add("codec", "Codec", header.codec, f"{header.codec:#06x}, {told}")
+    if codec is not None:
+        report.values |= {"codec_name": codec.name, "lossless": codec.lossless}
     report.add("data_length", "Data Length", header.data_length, f"{header.data_length} octets")
     report.add("data_digest", "Data Digest", header.data_digest.hex())
 
@@ -240,7 +243,10 @@ def _check_against(block: Block, args: Namespace) -> None:
     entries = [entry for entry in manifest.segments if track in entry.tracks]
     if not entries:
         raise ConfigError(f"{shown_name(args.manifest)}: no track {track} in this manifest")
-    block.check_against(entries[0], manifest.compat, track, CodecRegistry())
+    examine(
+        block.encode(), track=track, layer=block.layer, block=block.block_index, entry=entries[0],
+        descriptor=manifest.compat, codecs=standard_codecs(),
+    )  # fmt: skip
     listed = entries[0].digest(track, block.layer, block.block_index)
     if listed is not None and listed != block.digest:
         raise BadManifest(f"the manifest lists the digest {listed.hex()} for this object")
@@ -325,6 +331,11 @@ def _add_manifest(report: Report, text: bytes) -> None:
             )
     if not manifest.segments:
         report.rows.append(("segments", "none yet"))
+    report.values["codecs"] = {
+        name: {"value": codec.value, "lossless": codec.lossless}
+        for name, codec in manifest.codecs.items()
+    }
+    report.rows += [(f"codec {name}", str(codec)) for name, codec in manifest.codecs.items()]
 
 
 def _entry_values(entry: SegmentEntry) -> dict[str, Any]:
@@ -435,7 +446,9 @@ def _add_track(report: Report, name: bytes) -> None:
     track = DataTrack.parse(name)
     report.add("track", "track", str(track))
     report.add("component", "component", track.component.name.lower())
-    report.add("codec", "codec", track.codec)
+    codec = standard_codecs().get(track.codec)
+    told = "not known here" if codec is None else _kept(codec.lossless)
+    report.add("codec", "codec", track.codec, f"{track.codec}, {told}")
     report.add("segment", "segment", track.segment)
     report.rows.append(("priority", f"{publisher_priority(0, 1)} for layer 0, below 128 for all"))
 
@@ -462,6 +475,10 @@ def _note(report: Report, error: KvcsError) -> None:
     if isinstance(error, ConfigError):
         raise error
     report.error = error
+
+
+def _kept(lossless: bool) -> str:
+    return "lossless" if lossless else "lossy"
 
 
 def _yes(value: bool) -> str:

@@ -230,7 +230,9 @@ class Assembler:
             self._planned += 1
             if self._known is not None and entry.end_block > self._known:
                 continue
-            plan = plan_segment(entry, manifest.compat, self._wish, self._codecs, self._end)
+            plan = plan_segment(
+                entry, manifest.compat, self._wish, self._codecs, self._end, manifest.codecs
+            )
             if plan is not None:
                 segment = self._segments[plan.segment] = Segment(plan, entry)
                 self._tracks.update((track.name, track) for track in segment.tracks)
@@ -376,6 +378,8 @@ class Assembler:
             token_start=plan.token_start,
             token_end=plan.token_end,
             trust=Trust.VERIFIED if state.unattested else Trust.ATTESTED,
+            codec=plan.codec,
+            lossless=self._codecs[plan.codec].lossless,
         )
         if not segment.unready:
             yield SegmentComplete(
@@ -422,6 +426,11 @@ class Assembler:
             and not self.unlisted
             and all(segment.unready == 0 for segment in self._segments.values())
         )
+
+    @property
+    def used_codecs(self) -> dict[str, bool]:
+        """The codecs of what is wanted, by name, and whether each is lossless."""
+        return {plan.codec: self._codecs[plan.codec].lossless for plan in self.plans}
 
     def is_segment_ready(self, segment: int) -> bool:
         """Whether every wanted layer of a planned segment is ready."""

@@ -23,6 +23,7 @@ from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.trust import Examined, Expectations, check_manifest, examine
 from kvcs.errors import BadManifest, BadObject, ConfigError, NotFound
 from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.layout import Layout
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack, PublicationName
@@ -42,7 +43,7 @@ T = TypeVar("T")
 MANIFEST_PRIORITY = 0
 #: Octets from which a manifest is read in another thread.
 LARGE_MANIFEST_OCTETS = 64 << 10
-#: Octets from which a codec other than ``raw`` decodes in another thread.
+#: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
 #: Refusals that say nothing of the track, only that it cannot be had here and now.
 NOT_NOW = (
@@ -219,7 +220,7 @@ class Download:
         self.manifest_track: bytes | None = None
         self._sink_began = False
         self._rejected: set[tuple[DataTrack, int, int]] = set()
-        self._pending = 0  # payload octets under examination in threads
+        self._pending = 0  # octets under examination in threads, as they came or as decoded
         self._room = asyncio.Event()
         self._reset()
 
@@ -518,8 +519,12 @@ class Download:
             codecs=self._job.codecs,
             max_data_octets=self._job.expected.max_data_octets,
         )
-        large = settings.large_octets if track.codec == "raw" else LARGE_ENCODED_OCTETS
-        if len(payload) < large:
+        octets, large = len(payload), settings.large_octets
+        if track.codec != "raw":
+            # What comes out counts as well: it may be many times as much.
+            section = Layout.of(descriptor).section_octets(track.component)
+            octets, large = max(octets, section), LARGE_ENCODED_OCTETS
+        if octets < large:
             try:
                 examined = work()
             except BadObject as exc:
@@ -527,9 +532,9 @@ class Download:
             else:
                 self._place(track, layer, block, examined)
             return True
-        self._pending += len(payload)
+        self._pending += octets
         future = self._loop.run_in_executor(self._job.pool, work)
-        future.add_done_callback(partial(self._examined, track, layer, block, len(payload)))
+        future.add_done_callback(partial(self._examined, track, layer, block, octets))
         return True
 
     def _examined(

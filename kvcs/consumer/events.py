@@ -220,6 +220,12 @@ class LayerReady(Event):
 
     trust: Trust
 
+    codec: str = "raw"
+    """Name of the codec that its tensors came in."""
+
+    lossless: bool = True
+    """Whether they are, bit by bit, those that were published."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRejected(Event):
@@ -269,6 +275,12 @@ class PublicationComplete(Event):
     """Tokens of the context that are covered, from the first block retrieved on."""
 
     summary: Summary
+
+    codecs: tuple[str, ...] = ("raw",)
+    """Names of the codecs that the tensors came in; one, if all segments are offered alike."""
+
+    lossless: bool = True
+    """Whether all of them are, bit by bit, those that were published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ from kvcs.errors import (
     PublicationFailed,
 )
 from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.standard import standard_codecs
 from kvcs.link import REDIAL_S, Backoff, why_not_there
 from kvcs.profile.naming import PublicationName
 from kvcs.store.sink import BlockSink
@@ -188,7 +189,7 @@ class Retrieval:
             ``begin`` may follow.
         wish: What is wanted; by default everything.
         settings: How long to wait for what.
-        codecs: The codecs that this end knows.
+        codecs: The codecs that this end knows; by default those that come with kvcs.
         publication: Retrieve exactly this one, without discovery.
         on_event: Called with every event.
 
@@ -214,7 +215,7 @@ class Retrieval:
             expected=expected,
             wish=wish or Wish(),
             settings=self._settings,
-            codecs=CodecRegistry() if codecs is None else codecs,
+            codecs=standard_codecs() if codecs is None else codecs,
             sink=sink,
             pool=ThreadPoolExecutor(self._settings.workers, "kvcs-examine"),
             tell=self._tell,
@@ -459,8 +460,15 @@ class Retrieval:
             extent = current.assembler.extent
             assert extent is not None
             tokens = extent.stop * self._expected.descriptor.block_tokens
+            codecs = current.assembler.used_codecs
             self._tell(
-                PublicationComplete(publication=current.name, token_end=tokens, summary=summary)
+                PublicationComplete(
+                    publication=current.name,
+                    token_end=tokens,
+                    summary=summary,
+                    codecs=tuple(codecs),
+                    lossless=all(codecs.values()),
+                )
             )
             log.info(
                 LogEvent.RETRIEVAL_COMPLETE, publication=str(current.name), **summary.to_json()

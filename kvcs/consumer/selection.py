@@ -5,14 +5,15 @@ end knows, and how far the context reaches that is wanted. An entry never change
 of these (:meth:`kvcs.profile.manifest.Manifest.check_follows`), so a plan is made once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvcs.errors import ConfigError, NotFound
-from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.codecs import Codec, CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component, Layout
-from kvcs.profile.manifest import SegmentEntry
+from kvcs.profile.manifest import CodecEntry, SegmentEntry
 from kvcs.profile.naming import DataTrack
 
 
@@ -34,8 +35,12 @@ class Wish:
     """Consecutive blocks, counted from the start of the context; None: all of them."""
 
     codecs: tuple[str, ...] | None = None
-    """Names of codecs, the one liked best first; None: all that are registered, in the order
-    of their registration, ``raw`` first."""
+    """Names of codecs, the one liked best first; None: all lossless ones that are registered, in
+    the order of their registration, ``raw`` first. One that is lossy is taken only if named."""
+
+    require_lossless: bool = False
+    """Insist on tensors that are, bit by bit, those that were published: no lossy codec is taken,
+    and none may be named."""
 
     def __post_init__(self) -> None:
         for name, wanted in (("layers", self.layers), ("blocks", self.blocks)):
@@ -51,7 +56,7 @@ class Wish:
 
         Raises:
             ConfigError: If it wants layers that the model does not have, or a codec that is
-                not registered.
+                not registered, or lossy where lossless is required.
         """
         if self.layers is not None and self.layers.stop > descriptor.layers:
             raise ConfigError(
@@ -59,7 +64,15 @@ class Wish:
                 f"{descriptor.layers}, from 0"
             )
         for name in self.codecs or ():
+            if self.require_lossless and not codecs[name].lossless:
+                raise ConfigError(f"codec {name!r} is lossy, but lossless codecs are required")
             codecs[name]
+
+    def names(self, codecs: CodecRegistry) -> tuple[str, ...]:
+        """Return the names of the codecs that are accepted, the one liked best first."""
+        if self.codecs is not None:
+            return self.codecs
+        return tuple(codec.name for codec in codecs if codec.lossless)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +94,11 @@ class SegmentPlan:
     """Index, in the whole context, of the segment's first block."""
 
     block_tokens: int
+
+    @property
+    def codec(self) -> str:
+        """Name of the codec of its tracks."""
+        return self.tracks[0].codec
 
     @property
     def context_blocks(self) -> range:
@@ -109,6 +127,7 @@ def plan_segment(
     wish: Wish,
     codecs: CodecRegistry,
     end_block: int | None = None,
+    declared: Mapping[str, CodecEntry] | None = None,
 ) -> SegmentPlan | None:
     """Say what is wanted of a segment.
 
@@ -118,6 +137,7 @@ def plan_segment(
         wish: What the caller wants.
         codecs: The codecs that this end knows.
         end_block: Block of the context before which everything wanted ends; None: no bound.
+        declared: What the manifest says of codecs.
 
     Returns:
         The plan; None if nothing of the segment is wanted.
@@ -136,7 +156,7 @@ def plan_segment(
         return None
     return SegmentPlan(
         segment=entry.segment,
-        tracks=select_tracks(entry, descriptor, wish, codecs),
+        tracks=select_tracks(entry, descriptor, wish, codecs, declared or {}),
         layers=range(descriptor.layers) if wish.layers is None else wish.layers,
         blocks=range(start - entry.first_block, stop - entry.first_block),
         first_block=entry.first_block,
@@ -145,7 +165,11 @@ def plan_segment(
 
 
 def select_tracks(
-    entry: SegmentEntry, descriptor: Descriptor, wish: Wish, codecs: CodecRegistry
+    entry: SegmentEntry,
+    descriptor: Descriptor,
+    wish: Wish,
+    codecs: CodecRegistry,
+    declared: Mapping[str, CodecEntry] = MappingProxyType({}),
 ) -> tuple[DataTrack, ...]:
     """Choose the tracks that together hold a segment (KVCS Section 3.2).
 
@@ -153,22 +177,51 @@ def select_tracks(
     there is. Of a model whose K or V section is empty, the other one is enough.
 
     Raises:
-        NotFound: If the segment is not offered in any codec that is wanted and known.
+        NotFound: If the segment is not offered in any codec that is wanted and known, and that
+            is what the manifest says it is. The message says what was found and expected.
     """
     layout = Layout.of(descriptor)
     apart = tuple(c for c in (Component.K, Component.V) if layout.section_octets(c))
-    names = tuple(codec.name for codec in codecs) if wish.codecs is None else wish.codecs
+    names = wish.names(codecs)
     for name in names:
-        if (codec := codecs.get(name)) is None:
+        codec = codecs.get(name)
+        if codec is None or not _is_acceptable(codec, wish, declared):
             continue
         for components in (apart, (Component.KV,)):
             tracks = tuple(DataTrack(c, name, entry.segment) for c in components)
             if codec.components.issuperset(components) and set(tracks) <= set(entry.tracks):
                 return tracks
+    told = "".join(f"; {why}" for why in _complaints(entry, wish, codecs, declared))
     raise NotFound(
         f"segment {entry.segment} is offered as {_listed(entry.tracks)}: "
-        f"not what is needed in any of the codecs {', '.join(names)}"
+        f"not what is needed in any of the codecs {', '.join(names)}{told}"
     )
+
+
+def _is_acceptable(codec: Codec, wish: Wish, declared: Mapping[str, CodecEntry]) -> bool:
+    said = declared.get(codec.name)
+    return (said is None or said == _entry_of(codec)) and (
+        codec.lossless or not wish.require_lossless
+    )
+
+
+def _entry_of(codec: Codec) -> CodecEntry:
+    return CodecEntry(value=codec.value, lossless=codec.lossless)
+
+
+def _complaints(
+    entry: SegmentEntry, wish: Wish, codecs: CodecRegistry, declared: Mapping[str, CodecEntry]
+) -> Iterator[str]:
+    """Say of each codec that a segment is offered in what speaks against it, if there is more."""
+    for name in dict.fromkeys(track.codec for track in entry.tracks):
+        codec, said = codecs.get(name), declared.get(name)
+        if codec is None:
+            why = codecs.unavailable(name)
+            yield f"{name} is not known here" if why is None else f"{name} cannot be read: {why}"
+        elif said is not None and said != _entry_of(codec):
+            yield f"{name} is {said} there, expected {_entry_of(codec)}"
+        elif not codec.lossless and (wish.require_lossless or wish.codecs is None):
+            yield f"{name} is lossy, expected a lossless codec"
 
 
 def _listed(tracks: Iterable[DataTrack], limit: int = 8) -> str:

@@ -68,7 +68,8 @@ class RetrievalSettings:
     """Payload from which an Object is examined in a thread: less takes less than the way."""
 
     pending_octets: int = 32 << 20
-    """Payload under examination in threads; at the limit nothing more is read."""
+    """Octets under examination in threads, as they came or, if that is more, as they are decoded;
+    at the limit nothing more is read."""
 
     early_octets: int = EARLY_OCTETS
     """Payload kept ahead of the manifest; at the limit nothing more is read."""

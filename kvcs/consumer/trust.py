@@ -169,7 +169,7 @@ def examine(
         entry: The manifest's entry of the track's segment.
         descriptor: The manifest's descriptor.
         codecs: The codecs that this end knows.
-        max_data_octets: Limit on Data Length.
+        max_data_octets: Limit on Data Length, and on the octets that are decoded from it.
 
     Raises:
         BadObject: If a check fails. Treat the Object as missing; others are unaffected.
@@ -180,6 +180,11 @@ def examine(
     if codec is RAW:
         return Examined(found.digest, len(found.data), found.data)
     layout = Layout.of(descriptor)
+    # How much comes out of the Data is known before: what may not come raw may not come packed.
+    if (octets := layout.section_octets(track.component)) > max_data_octets:
+        raise BadObject(
+            Rejection.LIMIT, f"{track} decodes to {octets} octets, limit {max_data_octets}"
+        )
     shape = layout.shape(track.component)
     try:
         tensor = codec.decode(found.data, shape, layout.dtype)

@@ -1,7 +1,8 @@
 """The codec registry (KVSP Section 5): how the tensor of a block becomes the Data of an Object.
 
-A codec is a small object. The registry knows ``raw``; an application adds its own codecs to
-the registry that it hands to producer and consumer, with values of the private range.
+A codec is a small object. A registry begins with ``raw``; that of
+:func:`kvcs.kvsp.standard.standard_codecs` has all that come with kvcs. An application adds its own
+to the registry that it hands to producer and consumer, with values of the private range.
 """
 
 import re
@@ -42,12 +43,21 @@ class Codec(Protocol):
         ...
 
     @property
+    def lossless(self) -> bool:
+        """Whether every bit that was encoded is decoded again. Manifests and events say it."""
+        ...
+
+    @property
     def fixed_length(self) -> bool:
         """Whether encoded Data always has the length of its raw section."""
         ...
 
     def encode(self, array: NDArray[Any]) -> bytes:
-        """Turn one tensor into Data."""
+        """Turn one tensor into Data.
+
+        Raises:
+            ConfigError: If it cannot carry such a tensor: its element type, or its values.
+        """
         ...
 
     def decode(self, data: Octets, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -55,7 +65,7 @@ class Codec(Protocol):
 
         Raises:
             BadObject: If the Data cannot be such a tensor. It comes from the network, so
-                check before allocating.
+                check before allocating, and allocate no more than the tensor takes.
         """
         ...
 
@@ -67,6 +77,7 @@ class Raw:
     name: str = "raw"
     value: int = 0
     components: frozenset[Component] = frozenset(Component)
+    lossless: bool = True
     fixed_length: bool = True
 
     def encode(self, array: NDArray[Any]) -> bytes:
@@ -100,6 +111,7 @@ class CodecRegistry:
     def __init__(self, *codecs: Codec) -> None:
         self._by_name: dict[str, Codec] = {RAW.name: RAW}
         self._by_value: dict[int, Codec] = {RAW.value: RAW}
+        self._unavailable: dict[str, str] = {}
         for codec in codecs:
             self.register(codec)
 
@@ -130,6 +142,14 @@ class CodecRegistry:
         self._by_name[codec.name] = codec
         self._by_value[codec.value] = codec
 
+    def note_unavailable(self, name: str, why: str) -> None:
+        """Note that a codec exists but cannot be used here; who asks for it is told why."""
+        self._unavailable[name] = why
+
+    def unavailable(self, name: str) -> str | None:
+        """Return why a codec cannot be used here; ``None`` if it can, or is not known at all."""
+        return self._unavailable.get(name) if name not in self._by_name else None
+
     def get(self, name: str) -> Codec | None:
         """Return the codec of that name, or ``None``."""
         return self._by_name.get(name)
@@ -142,6 +162,8 @@ class CodecRegistry:
         try:
             return self._by_name[name]
         except KeyError:
+            if (why := self.unavailable(name)) is not None:
+                raise ConfigError(f"codec {name!r} cannot be used here: {why}") from None
             known = ", ".join(self._by_name)
             raise ConfigError(f"no codec {name!r} is registered; known are {known}") from None
 

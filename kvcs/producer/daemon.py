@@ -18,6 +18,7 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey
+from kvcs.kvsp.standard import standard_codecs
 from kvcs.producer.answers import Answers
 from kvcs.producer.handle import PublicationHandle
 from kvcs.producer.handler import ServingHandler
@@ -100,7 +101,7 @@ class Producer:
         scope_key: Of the scope that is published in.
         options: Everything that has a default.
         producer_key: Signs manifests; without it they are plain.
-        codecs: Codecs beyond ``raw``.
+        codecs: The codecs that this end knows; by default those that come with kvcs.
         counters: Where things are counted.
 
     Attributes:
@@ -123,7 +124,7 @@ class Producer:
         self.answers = Answers(scope_key.scope_id)
         self._options = options = options or ProducerOptions()
         self._producer_key = producer_key
-        self._codecs = CodecRegistry() if codecs is None else codecs
+        self._codecs = standard_codecs() if codecs is None else codecs
         for encoding in self._options.encodings:
             _ = self._codecs[encoding.codec]  # one that is not known is refused here
         self._holdings = Holdings(
@@ -139,6 +140,11 @@ class Producer:
         self._relays: list[Relay] = []
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
+
+    @property
+    def encodings(self) -> tuple[Encoding, ...]:
+        """The forms in which every segment is offered."""
+        return self._options.encodings
 
     @property
     def octets_held(self) -> int:

@@ -221,7 +221,7 @@ class PublicationHandle:
         async with self._lock:
             await self._holdings.reserve(octets)
             try:
-                prepared = await self._workers.do(copied.prepare, octets)
+                prepared = await self._workers.do(copied.prepare, segment.layer_work)
             finally:
                 self._holdings.unreserve(octets)
             # Nothing runs between giving the reservation back and taking it for good.

@@ -31,8 +31,9 @@ from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import block_keys_sha256
 from kvcs.kvsp.layout import Component, Layout, Octets
+from kvcs.kvsp.standard import standard_codecs
 from kvcs.profile.ending import abandoned
-from kvcs.profile.manifest import Manifest, SegmentEntry
+from kvcs.profile.manifest import CodecEntry, Manifest, SegmentEntry
 from kvcs.profile.naming import (
     END_OF_TRACK_PRIORITY,
     MANIFEST,
@@ -49,6 +50,9 @@ from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack, Paylo
 
 #: Completed layers between two versions of the manifest, at most (KVCS Section 3.6).
 MAX_MANIFEST_EVERY = 8
+
+#: How many times as long as hashing it takes to encode, with a codec other than ``raw``.
+ENCODING_WORK = 16
 
 #: A tensor: an array, or its raw octets.
 Tensor = NDArray[Any] | Octets
@@ -216,6 +220,12 @@ class Segment:
             HEADER_OCTETS + self.layout.section_octets(track.component) for track in self.tracks
         )
 
+    @property
+    def layer_work(self) -> int:
+        """What it takes to prepare a layer, as the octets that can be hashed meanwhile."""
+        is_raw = all(track.codec == "raw" for track in self.tracks)
+        return self.layer_octets * (1 if is_raw else ENCODING_WORK)
+
     def copy(
         self,
         layer: int,
@@ -316,7 +326,7 @@ class Publication:
         name: Its namespace. The Publication ID must never have been used before.
         descriptor: The Compatibility Descriptor that the name was made from.
         encodings: In which forms every segment is offered.
-        codecs: Where their codecs are registered.
+        codecs: Where their codecs are registered; by default those that come with kvcs.
         producer_key: Signs the manifests, whose track is then ``manifest.cose``.
         deterministic: Promises that every run gives bit-identical Objects.
         manifest_every: Completed layers between two versions of the manifest, 1 to 8.
@@ -349,9 +359,13 @@ class Publication:
         self.name = name
         self.descriptor = descriptor
         self.layout = Layout.of(descriptor)
-        self._codecs = CodecRegistry() if codecs is None else codecs
+        self._codecs = standard_codecs() if codecs is None else codecs
         self._encodings = tuple(encodings)
         self._check_encodings()
+        self._declared = {
+            codec.name: CodecEntry(value=codec.value, lossless=codec.lossless)
+            for codec in (self._codecs[encoding.codec] for encoding in self._encodings)
+        }
         self._producer_key = producer_key
         self._deterministic = deterministic
         self._manifest_every = manifest_every
@@ -499,6 +513,7 @@ class Publication:
                 publication=self.name.publication_id,
                 anchor=self.name.anchor_key,
                 version=self._version,
+                codecs=self._declared,
             ),
             self._producer_key,
         )

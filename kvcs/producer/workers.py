@@ -13,7 +13,7 @@ _THREADS = 2
 
 
 class Workers:
-    """A few threads. Hashing and reading files release the interpreter's lock."""
+    """A few threads. Hashing, encoding and reading files release the interpreter's lock."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvcs-hash")

@@ -9,7 +9,9 @@ A manifest is a value that is consistent in itself from the moment it is made (K
 * a segment has at least one block and one track, and every track belongs to the segment it is
   listed in;
 * digests are listed for whole Groups, in Group order from 0, and for all of them in a segment
-  that is complete.
+  that is complete;
+* of each codec of its tracks a manifest of ours also says which value it has, and whether it is
+  lossless: names and values for private use mean what those who use them agree on.
 
 Whether it is *this* publication's manifest is asked separately: ``check_identity``,
 ``check_compatibility``, ``check_tokens``, ``check_follows``.
@@ -63,6 +65,28 @@ class ManifestLimits:
 
 
 DEFAULT_LIMITS = ManifestLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecEntry:
+    """What a manifest says of a codec.
+
+    Raises:
+        BadManifest: If the value is none of 16 bits.
+    """
+
+    value: int
+    """The Codec field of Objects."""
+
+    lossless: bool
+    """Whether what is decoded is, bit by bit, what was encoded."""
+
+    def __post_init__(self) -> None:
+        _integer("value of a codec", self.value, 0, (1 << 16) - 1)
+        _boolean("lossless of a codec", self.lossless)
+
+    def __str__(self) -> str:
+        return f"{self.value:#06x}, {'lossless' if self.lossless else 'lossy'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +195,9 @@ class Manifest:
     version: int | None = None
     """Group ID of the Object that carries this version (decision 16)."""
 
+    codecs: Mapping[str, CodecEntry] = field(default_factory=dict)
+    """What it says of codecs, by name; other publishers may say nothing."""
+
     def __post_init__(self) -> None:
         _boolean("deterministic", self.deterministic)
         if self.publication is not None:
@@ -179,6 +206,7 @@ class Manifest:
             _octets("anchor", self.anchor, ID_OCTETS)
         if self.version is not None:
             _integer("version", self.version, 0, _MAX_INTEGER)
+        object.__setattr__(self, "codecs", MappingProxyType(dict(self.codecs)))
         object.__setattr__(self, "segments", tuple(self.segments))
         expected = self.segments[0].first_block if self.segments else 0
         for position, entry in enumerate(self.segments):
@@ -267,6 +295,10 @@ class Manifest:
             else _from_hex("publication", publication, PUBLICATION_ID_OCTETS),
             anchor=None if anchor is _ABSENT else _from_hex("anchor", anchor, ID_OCTETS),
             version=None if version is _ABSENT else _integer("version", version, 0, _MAX_INTEGER),
+            codecs={
+                name: _codec_from_object(f"codecs.{name:.64}", entry)
+                for name, entry in _object("codecs", members.get("codecs", {})).items()
+            },
         )
 
     def to_json(self) -> bytes:
@@ -284,6 +316,11 @@ class Manifest:
             members["anchor"] = self.anchor.hex()
         if self.version is not None:
             members["version"] = self.version
+        if self.codecs:
+            members["codecs"] = {
+                name: {"value": codec.value, "lossless": codec.lossless}
+                for name, codec in self.codecs.items()
+            }
         members["segments"] = [_entry_to_object(entry) for entry in self.segments]
         return orjson.dumps(members)
 
@@ -357,6 +394,9 @@ class Manifest:
             raise BadManifest(f"a later manifest has another compat: {'; '.join(differing)}")
         if previous.deterministic != self.deterministic:
             raise BadManifest("a later manifest changes deterministic")
+        for name, codec in previous.codecs.items():
+            if self.codecs.get(name) != codec:
+                raise BadManifest(f"a later manifest changes or omits codec {name!r:.64}")
         last = -1 if previous.version is None else previous.version
         if self.version is not None and self.version <= last:
             raise BadManifest(f"version {self.version} after version {last}")
@@ -405,6 +445,13 @@ def _entry_from_object(entry: object, position: int, layers: int) -> SegmentEntr
             _track(where, name): _raw_groups(f"{where}, {name:.64}", groups, layers, blocks)
             for name, groups in listed.items()
         },
+    )
+
+
+def _codec_from_object(where: str, codec: object) -> CodecEntry:
+    members = _object(where, codec)
+    return CodecEntry(
+        value=_member(where, members, "value"), lossless=_member(where, members, "lossless")
     )
 
 

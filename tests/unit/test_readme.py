@@ -25,6 +25,7 @@ from kvcs.cli.main import (
     make_parser,
 )
 from kvcs.config import SETTINGS
+from kvcs.kvsp.standard import standard_codecs
 from moqt.aio.tls import make_certificates
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,12 @@ def test_every_exit_status_is_there() -> None:
     assert codes == {0, *EXIT_CODES.values(), EXIT_INTERNAL, *signals}
 
 
+def test_every_codec_is_there_and_says_whether_it_is_lossless() -> None:
+    told = [(name.strip("`"), kept) for name, kept, *_ in rows("codec")]
+
+    assert told == [(c.name, "lossless" if c.lossless else "lossy") for c in standard_codecs()]
+
+
 #: Who has a setting, where saying it one by one would be tedious.
 USERS = {("produce", "consume"): "both", ("produce", "consume", "relay"): "all"}
 
@@ -101,7 +108,8 @@ def shown_defaults(name: str) -> set[str]:
 def _shown(name: str, value: Any) -> str:
     match value:
         case None | ():
-            return {"ca_file": "public CAs", "server_name": "the host"}.get(name, "")
+            left_out = {"ca_file": "public CAs", "server_name": "the host"}
+            return (left_out | {"encodings": "every lossless one"}).get(name, "")
         case bool():
             return "yes" if value else "no"
         case tuple():

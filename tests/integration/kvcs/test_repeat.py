@@ -31,6 +31,7 @@ async def test_a_cache_is_published_again_under_another_id_until_it_is_told_to_s
     assert len(set(ids)) == 3
     assert [event["publication"] for event in finished] == ids
     assert len({event["anchor"] for event in opened}) == 1
+    assert {tuple(event["encodings"]) for event in opened} == {("raw",)}
 
 
 async def test_a_producer_that_waits_to_publish_again_stops_at_once(desk: Desk) -> None:

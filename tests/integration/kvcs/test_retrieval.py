@@ -503,6 +503,7 @@ class Inverting:
     name = "inverting"
     value = 0x8001
     components = frozenset(Component)
+    lossless = True
     fixed_length = False
 
     def __init__(self) -> None:

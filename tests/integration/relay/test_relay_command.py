@@ -78,7 +78,11 @@ async def test_what_it_cannot_work_with_is_said_in_one_line(desk: Desk) -> None:
     assert err.decode().startswith("kvcs: listen is not set (--listen or KVCS_LISTEN)")
 
 
-@pytest.mark.parametrize("more", [[], ["--direct"]], ids=["through a relay", "direct"])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--direct", "--codec", "shuffle-zstd"]],
+    ids=["through a relay", "direct and compressed"],
+)
 async def test_the_demonstration_ends_well(desk: Desk, more: list[str]) -> None:
     command = ["demo", desk["cache.safetensors"], "--layer-interval-ms", "50", "--json", *more]
     async with started(command) as demo, asyncio.timeout(40):

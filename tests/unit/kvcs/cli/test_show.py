@@ -42,6 +42,8 @@ def test_an_object_is_explained_field_by_field(folder: Folder, capsys: Out) -> N
         "token_start": 4,
         "token_count": 4,
         "codec": 0,
+        "codec_name": "raw",
+        "lossless": True,
         "data_length": 16,
         "data_digest": BLOCK.digest.hex(),
         "checked": ["payload", "digest"],
@@ -54,7 +56,7 @@ def test_people_read_the_same_fields(folder: Folder, capsys: Out) -> None:
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["object"]
     assert ["Component", "1,", "k"] in lines
-    assert ["Codec", "0x0000,", "raw"] in lines
+    assert ["Codec", "0x0000,", "raw,", "lossless"] in lines
 
 
 def test_hex_will_do_as_an_argument_a_file_or_standard_input(
@@ -74,7 +76,8 @@ def test_an_object_is_checked_against_where_it_came_from(folder: Folder, capsys:
     argv += ["--manifest", folder.manifest, "--track", "k.raw.s0"]
 
     found = shown(capsys, *argv)
-    assert found["checked"] == ["payload", "digest", "Group ID", "Object ID", "manifest"]
+    where = ["Group ID", "Object ID", "manifest", "decoding"]
+    assert found["checked"] == ["payload", "digest", *where]
 
 
 def broken(at: int, octets: bytes) -> bytes:

@@ -67,7 +67,15 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
         },
     ),
     (
-        LayerReady(segment=1, layer=2, token_start=16, token_end=32, trust=Trust.ATTESTED),
+        LayerReady(
+            segment=1,
+            layer=2,
+            token_start=16,
+            token_end=32,
+            trust=Trust.ATTESTED,
+            codec="int8",
+            lossless=False,
+        ),
         {
             "event": "layer-ready",
             "segment": 1,
@@ -75,6 +83,8 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             "token_start": 16,
             "token_end": 32,
             "trust": "attested",
+            "codec": "int8",
+            "lossless": False,
         },
     ),
     (
@@ -99,6 +109,8 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             "publication": NAME_JSON,
             "token_end": 16,
             "summary": SUMMARY_JSON,
+            "codecs": ["raw"],
+            "lossless": True,
         },
     ),
     (

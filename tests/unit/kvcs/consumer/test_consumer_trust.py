@@ -235,6 +235,7 @@ class Doubling:
     name: str = "doubling"
     value: int = 0x8002
     components: frozenset[Component] = frozenset(Component)
+    lossless: bool = True
     fixed_length: bool = False
 
     def encode(self, array: NDArray[Any]) -> bytes:
@@ -289,3 +290,23 @@ def test_what_a_codec_says_is_bad_keeps_its_reason() -> None:
         look(payload(DOUBLED, 0x8002), DOUBLED, CodecRegistry(Doubling(why)))
 
     assert caught.value.reason is Rejection.DATA_LENGTH
+
+
+def test_what_comes_out_of_data_is_bounded_as_data_are() -> None:
+    tensor = np.arange(8, dtype=np.float16).reshape(4, 1, 2)
+    data = Doubling().encode(tensor)[:2]  # however short it is
+
+    with pytest.raises(
+        BadObject, match=r"k\.doubling\.s0 decodes to 16 octets, limit 15"
+    ) as caught:
+        examine(
+            payload(DOUBLED, 0x8002, data),
+            track=DOUBLED,
+            layer=1,
+            block=2,
+            entry=replace(ENTRY, tracks=(DOUBLED,)),
+            descriptor=COMPAT,
+            codecs=CodecRegistry(Doubling(AssertionError("decoded"))),
+            max_data_octets=15,
+        )
+    assert caught.value.reason is Rejection.LIMIT

@@ -11,7 +11,8 @@ from kvcs.errors import ConfigError, NotFound
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component, Octets
-from kvcs.profile.manifest import SegmentEntry
+from kvcs.kvsp.standard import standard_codecs
+from kvcs.profile.manifest import CodecEntry, SegmentEntry
 from kvcs.profile.naming import DataTrack
 
 
@@ -42,6 +43,7 @@ class Squeeze:
     name: str = "squeeze"
     value: int = 0x8001
     components: frozenset[Component] = frozenset(Component)
+    lossless: bool = True
     fixed_length: bool = False
 
     def encode(self, array: NDArray[Any]) -> bytes:
@@ -157,3 +159,79 @@ def test_a_wish_that_the_model_cannot_fulfil_is_refused() -> None:
         Wish(codecs=("zstd",)).check(descriptor(), CODECS)
 
     Wish(layers=range(6), codecs=("raw", "squeeze")).check(descriptor(), CODECS)
+
+
+# -- lossless and lossy --------------------------------------------------------------------------
+
+STANDARD = standard_codecs()
+INT8 = ("k.int8.s0", "v.int8.s0")
+ZSTD = ("k.shuffle-zstd.s0", "v.shuffle-zstd.s0")
+DECLARED = {c.name: CodecEntry(value=c.value, lossless=c.lossless) for c in STANDARD}
+
+
+def select(*tracks: str, declared: Any = DECLARED, **wish: Any) -> list[str]:
+    return names(select_tracks(entry(*tracks), descriptor(), Wish(**wish), STANDARD, declared))
+
+
+def test_a_wish_that_names_no_codec_takes_every_lossless_one_and_no_other() -> None:
+    assert Wish().names(STANDARD) == ("raw", "shuffle-zstd", "shuffle-lz4")
+    assert select(*INT8, *ZSTD) == list(ZSTD)
+    assert select("kv.shuffle-lz4.s0", *INT8) == ["kv.shuffle-lz4.s0"]
+
+
+def test_what_is_lossy_is_taken_when_it_is_named() -> None:
+    assert select(*INT8, *ZSTD, codecs=("int8", "shuffle-zstd")) == list(INT8)
+    assert select(*INT8, *ZSTD, codecs=("shuffle-zstd", "int8")) == list(ZSTD)
+
+
+@pytest.mark.parametrize("wish", [{}, {"require_lossless": True}])
+def test_what_is_lossy_is_refused_with_what_was_found_and_expected(wish: dict[str, Any]) -> None:
+    expected = (
+        "segment 0 is offered as k.int8.s0, v.int8.s0: not what is needed in any of the codecs "
+        "raw, shuffle-zstd, shuffle-lz4; int8 is lossy, expected a lossless codec"
+    )
+
+    with pytest.raises(NotFound) as caught:
+        select(*INT8, **wish)
+    assert str(caught.value) == expected
+
+
+def test_who_requires_lossless_codecs_may_not_name_another() -> None:
+    wish = Wish(codecs=("raw", "int8"), require_lossless=True)
+
+    with pytest.raises(NotFound, match="int8 is lossy"):
+        select(*INT8, codecs=wish.codecs, require_lossless=True)
+    with pytest.raises(ConfigError, match="codec 'int8' is lossy, but lossless codecs are requir"):
+        wish.check(descriptor(), STANDARD)
+    Wish(codecs=("raw", "shuffle-lz4"), require_lossless=True).check(descriptor(), STANDARD)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (CodecEntry(value=0xC003, lossless=True), "0xc003, lossless there, expected 0xc003, lossy"),
+        (CodecEntry(value=0x9999, lossless=False), "0x9999, lossy there, expected 0xc003, lossy"),
+    ],
+)
+def test_a_codec_that_the_manifest_says_is_another_is_not_taken(
+    said: CodecEntry, text: str
+) -> None:
+    with pytest.raises(NotFound, match=f"; int8 is {text}$"):
+        select(*INT8, declared={"int8": said}, codecs=("int8",))
+    # Where the manifest says nothing, the Codec field of each Object still must be right.
+    assert select(*INT8, declared={}, codecs=("int8",)) == list(INT8)
+    assert select(*INT8, *ZSTD, declared={"int8": said}, codecs=("int8", "shuffle-zstd")) == list(
+        ZSTD
+    )
+
+
+def test_a_codec_that_lacks_its_library_is_named_with_what_it_lacks() -> None:
+    codecs = CodecRegistry()
+    codecs.note_unavailable("shuffle-zstd", "it needs the package zstandard")
+
+    with pytest.raises(NotFound, match="; shuffle-zstd cannot be read: it needs the package zsta"):
+        select_tracks(entry(*ZSTD), descriptor(), Wish(), codecs)
+    with pytest.raises(ConfigError, match="it needs the package zstandard"):
+        Wish(codecs=("shuffle-zstd",)).check(descriptor(), codecs)
+    with pytest.raises(NotFound, match="; shuffle-lz4 is not known here"):
+        select_tracks(entry("kv.shuffle-lz4.s0"), descriptor(), Wish(), codecs)

@@ -24,6 +24,7 @@ class Deflate:
     name: str = "deflate"
     value: int = 0x8001
     components: frozenset[Component] = frozenset({Component.KV})
+    lossless: bool = True
     fixed_length: bool = False
 
     def encode(self, array: NDArray[Any]) -> bytes:

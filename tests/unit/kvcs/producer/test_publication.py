@@ -201,7 +201,7 @@ def test_an_empty_section_has_a_track_of_objects_without_data() -> None:
 class Flipped:
     """Every octet inverted: for private use."""
 
-    name, value, fixed_length = "flip", 0x8001, True
+    name, value, lossless, fixed_length = "flip", 0x8001, True, True
     components = frozenset({Component.K, Component.V})
 
     def encode(self, array: NDArray[Any]) -> bytes:

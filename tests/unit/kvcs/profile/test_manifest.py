@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvcs.errors import BadManifest
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey
-from kvcs.profile.manifest import Manifest, ManifestLimits, SegmentEntry
+from kvcs.profile.manifest import CodecEntry, Manifest, ManifestLimits, SegmentEntry
 from kvcs.profile.naming import DataTrack, PublicationName
 
 KEY = ScopeKey(bytes(32))
@@ -72,6 +72,7 @@ MANIFEST = Manifest(
     publication=NAME.publication_id,
     anchor=NAME.anchor_key,
     version=4,
+    codecs={"raw": CodecEntry(value=0, lossless=True)},
 )
 
 
@@ -103,6 +104,7 @@ def test_the_json_is_that_of_the_draft() -> None:
     assert written["publication"] == "70" * 16
     assert written["anchor"] == BLOCK_KEYS[-1].hex()
     assert written["version"] == 4
+    assert written["codecs"] == {"raw": {"value": 0, "lossless": True}}
     assert written["segments"][1] == {
         "segment": 1,
         "first_block": 5,
@@ -528,3 +530,35 @@ def test_three_hundred_thousand_digests_are_written_and_read_in_no_time() -> Non
     assert len(text) > 320_000 * 67
     assert written - start < 2
     assert done - written < 4
+
+
+def test_a_manifest_need_not_speak_of_codecs() -> None:
+    silent = replace(MANIFEST, codecs={})
+
+    assert "codecs" not in json.loads(silent.to_json())
+    assert Manifest.from_json(silent.to_json()) == silent
+
+
+@pytest.mark.parametrize(
+    ("codecs", "says"),
+    [
+        ([], "codecs is an array, expected an object"),
+        ({"zip": 3}, "codecs.zip is a number, expected an object"),
+        ({"zip": {"value": 1}}, "codecs.zip has no member 'lossless'"),
+        ({"zip": {"lossless": True}}, "codecs.zip has no member 'value'"),
+        ({"zip": {"value": 1 << 16, "lossless": True}}, "value of a codec is 65536, expected 0"),
+        ({"zip": {"value": 1, "lossless": 1}}, "lossless of a codec is a number, expected true"),
+    ],
+)
+def test_what_a_manifest_says_of_codecs_must_be_of_its_form(codecs: Any, says: str) -> None:
+    with pytest.raises(BadManifest, match=says):
+        read(document(codecs=codecs))
+
+
+@pytest.mark.parametrize("codecs", [{}, {"raw": CodecEntry(value=0, lossless=False)}])
+def test_a_later_manifest_says_the_same_of_codecs_or_more(codecs: dict[str, CodecEntry]) -> None:
+    more = dict(MANIFEST.codecs) | {"zip": CodecEntry(value=1, lossless=True)}
+    replace(MANIFEST, version=5, codecs=more).check_follows(MANIFEST)
+
+    with pytest.raises(BadManifest, match="a later manifest changes or omits codec 'raw'"):
+        replace(MANIFEST, version=5, codecs=codecs).check_follows(MANIFEST)
