@@ -24,7 +24,11 @@ log = structlog.get_logger("moqt.relay")
 
 #: Seconds between attempts, doubled each time and shortened at random.
 _FIRST_BACKOFF_S = 0.25
-_LAST_BACKOFF_S = 30.0
+_LAST_BACKOFF_S = 4.0
+
+#: Seconds after which a relay that gives no sign of life is dialled a second time. One that was
+#: killed says nothing, and its sessions would stand until they time out.
+SILENCE_S = 3.0
 
 
 class Upstream:
@@ -73,41 +77,71 @@ class Upstream:
         """Keep the session up, until cancelled; ``on_change`` is called when there is a new one."""
         backoff = _FIRST_BACKOFF_S
         while True:
-            try:
-                connection = await open_connection(
-                    self.uri,
-                    tls=self._tls,
-                    quic=self._quic,
-                    config=self._config,
-                    handler=self._handler,
-                    timeout_s=self._timeout_s,
-                )
-            except (OSError, MoqtError) as exc:  # TimeoutError is an OSError
-                log.warning("upstream unreachable", uri=self.uri, error=str(exc) or repr(exc))
-            else:
+            connection = await self._dial()
+            if connection is not None:
                 backoff = _FIRST_BACKOFF_S
+            while connection is not None:
                 self.connection = connection
                 on_change()
+                following = None
                 try:
-                    await self._use(connection)
+                    following = await self._use(connection)
                 finally:
                     self.connection = None
-                    await connection.close(drain_s=0.5)
+                    await connection.close(drain_s=0.5 if following is None else 0.0)
+                connection = following
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, _LAST_BACKOFF_S)
 
-    async def _use(self, connection: MoqtConnection) -> None:
+    async def _dial(self) -> MoqtConnection | None:
+        try:
+            return await open_connection(
+                self.uri,
+                tls=self._tls,
+                quic=self._quic,
+                config=self._config,
+                handler=self._handler,
+                timeout_s=self._timeout_s,
+            )
+        except (OSError, MoqtError) as exc:  # TimeoutError is an OSError
+            log.warning("upstream unreachable", uri=self.uri, error=str(exc) or repr(exc))
+            return None
+
+    async def _use(self, connection: MoqtConnection) -> MoqtConnection | None:
+        """Use a session until it is over; return the one that takes its place, if one does."""
         asked = asyncio.Event()
         tasks = [
             asyncio.ensure_future(self._discover(connection, asked)),
             asyncio.ensure_future(self._announce(connection, asked)),
         ]
         try:
-            await connection.wait_going_away()
+            return await self._until_replaced(connection)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_replaced(self, connection: MoqtConnection) -> MoqtConnection | None:
+        """Return when a session is over, or another one stands beside it since it is silent."""
+        leaving = asyncio.ensure_future(connection.wait_going_away())
+        try:
+            while True:
+                silence = asyncio.ensure_future(connection.wait_silent(SILENCE_S))
+                try:
+                    await asyncio.wait({leaving, silence}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    silence.cancel()
+                if leaving.done() or connection.closed is not None:
+                    return None
+                log.warning("upstream silent", uri=self.uri)
+                heard_at = connection.heard_at
+                following = await self._dial()
+                if following is not None and connection.heard_at == heard_at:
+                    return following
+                if following is not None:  # it was only busy
+                    await following.close(drain_s=0.0)
+        finally:
+            leaving.cancel()
 
     async def _announce(self, connection: MoqtConnection, asked: asyncio.Event) -> None:
         """Keep told what can be had here and not there, once it was asked what there is."""
