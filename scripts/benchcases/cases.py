@@ -3,58 +3,30 @@
 Judge ratios, not absolutes: what they divide was measured in one run, turn about.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchcases import baseline
-from benchcases.ends import Cache, ConsumerEnd, End, Place, ProducerEnd
+from benchcases import baseline, relayed
+from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
+from benchcases.ends import Cache, End, Place
 from benchcases.figures import (
     Point,
     Result,
     Target,
     column,
+    first_layer_s,
     mebibytes,
     megabytes,
+    rise,
     settled,
     slope,
 )
+from benchcases.roles import ConsumerEnd, ProducerEnd
 
-#: MiB that an end may hold beyond the octets of the cache: session windows (16 MiB), what the
-#: QUIC stack holds of what is not acknowledged, manifests, the interpreter's own slack.
-GROWTH_MIB = 64.0
 #: MiB by which memory may rise for each 10,000 Objects: 105 octets an Object, less than the
 #: smallest record of one could take, and more than the noise of the allocator.
 OBJECTS_SLOPE_MIB = 1.0
-#: MiB by which memory may rise for each 100 publications: 5 KiB each. What a publication holds
-#: at the least (one connection, one manifest, one set of Objects) is thirty times that.
-PUBLICATIONS_SLOPE_MIB = 0.5
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line says."""
-
-    mb: int | None = None
-    objects: int | None = None
-    publications: int | None = None
-    pairs: int = 3
-    checkout: Path = Path()
-
-    def octets(self, otherwise: float) -> float:
-        return otherwise if self.mb is None else self.mb * 1e6
-
-
-@dataclass(frozen=True)
-class Case:
-    """One measurement."""
-
-    name: str
-    what: str
-    targets: tuple[Target, ...]
-    run: Callable[["Case", Place, Options], Result]
 
 
 # -- goodput ---------------------------------------------------------------------------------------
@@ -154,14 +126,14 @@ def _first_layer(case: Case, place: Place, options: Options) -> Result:
                 eager.append(consumer.ask("consume", cache, eager=True))
     # A layer waits for a signed manifest that lists it, so their distance decides.
     every_eighth, every_one = (_live(place, options.pairs, every) for every in (8, 1))
-    firsts = [_first(run) for run in finished]
+    firsts = [first_layer_s(run) for run in finished]
     figures = {
         "mb": megabytes(cache.octets),
         "layers": cache.layers,
         "finished_manifest_s": round(median(column(finished, "manifest_s")), 4),
         "finished_first_layer_s": round(median(firsts), 4),
         "finished_complete_s": round(median(column(finished, "seconds")), 3),
-        "eager_first_layer_s": round(median(map(_first, eager)), 4),
+        "eager_first_layer_s": round(median(map(first_layer_s, eager)), 4),
         "live_mb": megabytes(_LIVE.octets),
         "live_interval_s": _LIVE_INTERVAL_S,
         "live_delay_s": every_one.delay_s,
@@ -216,14 +188,10 @@ def _live(place: Place, pairs: int, manifest_every: int) -> _Live:
                 producer.ask("produce", cache, _LIVE_INTERVAL_S, lead_s=0.5)
                 first.begin("consume", cache)
                 producer.ask("reached", cache.layers // 2)
-                joins.append(_first(second.ask("consume", cache)))
+                joins.append(first_layer_s(second.ask("consume", cache)))
                 ready, handed = first.answer()["ready_at"], producer.ask("produced")
                 delays += [at - since for at, since in zip(ready, handed, strict=True)]
     return _Live(round(median(delays), 4), round(max(delays), 4), round(median(joins), 4))
-
-
-def _first(run: dict[str, Any]) -> float:
-    return float(run["ready_at"][0] - run["began"])
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -272,8 +240,8 @@ def _soak_objects(case: Case, place: Place, options: Options) -> Result:
         "seconds": round(found["seconds"], 2),
         "consumer_slope_mib_per_10000": round(slope(ours), 3),
         "producer_slope_mib_per_10000": round(slope(theirs), 3),
-        "consumer_mib": _ends(ours),
-        "producer_mib": _ends(theirs),
+        "consumer_mib": rise(ours),
+        "producer_mib": rise(theirs),
     }
     return Result(case.name, figures, {}, case.targets)
 
@@ -301,16 +269,12 @@ def _soak_publications(case: Case, place: Place, options: Options) -> Result:
         "retrieval_s": round(median(seconds), 4),
         "consumer_slope_mib_per_100": round(slope(ours), 3),
         "producer_slope_mib_per_100": round(slope(theirs), 3),
-        "consumer_mib": _ends(ours),
-        "producer_mib": _ends(theirs),
+        "consumer_mib": rise(ours),
+        "producer_mib": rise(theirs),
         "publications_left": left["publications"],
         "octets_left": left["octets"],
     }
     return Result(case.name, figures, {}, case.targets)
-
-
-def _ends(points: Sequence[Point]) -> list[float]:
-    return [round(points[0][1], 2), round(points[-1][1], 2)]
 
 
 def _slow_consumer(case: Case, place: Place, options: Options) -> Result:
@@ -328,7 +292,7 @@ def _slow_consumer(case: Case, place: Place, options: Options) -> Result:
             with End(ConsumerEnd, place, port=port) as stalled:
                 stalled.ask("stall", name, 10)
                 beside.append(_transfer(producer, place, port, cache))
-                still_there &= stalled.ask("is_stalled")
+                still_there &= stalled.ask("stalled")["connected"]
         peak = producer.ask("usage")["peak"]
     figures = {
         "mb": megabytes(cache.octets),
@@ -432,5 +396,6 @@ CASES: dict[str, Case] = {
             ),
             _slow_consumer,
         ),
+        *relayed.CASES,
     )
 }

@@ -92,5 +92,15 @@ def settled(points: Sequence[Point], warm_up: float = 0.2) -> Sequence[Point]:
     return points[max(1, int(len(points) * warm_up)) :] if len(points) > 2 else points
 
 
+def rise(points: Sequence[Point]) -> list[float]:
+    """The first ordinate and the last."""
+    return [round(points[0][1], 2), round(points[-1][1], 2)]
+
+
+def first_layer_s(run: Mapping[str, Any]) -> float:
+    """Seconds from connecting to the first layer ready, of what a consumer found."""
+    return float(run["ready_at"][0] - run["began"])
+
+
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
