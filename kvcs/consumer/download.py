@@ -72,11 +72,13 @@ class Refused(Exception):
 
     Attributes:
         again: Whether it may be had later: it is not at fault itself.
+        busy: Whether it was there, and whoever has it had no room to serve it.
     """
 
-    def __init__(self, text: str, *, again: bool = False) -> None:
+    def __init__(self, text: str, *, again: bool = False, busy: bool = False) -> None:
         super().__init__(text)
         self.again = again
+        self.busy = busy
 
 
 class Opened(NamedTuple):
@@ -130,12 +132,12 @@ async def open_publication(
         subscription = await _subscribe_manifest(conn, name, track, job)
     except RequestRejected as exc:
         if exc.code != RequestErrorCode.DOES_NOT_EXIST or not may_be_plain:
-            raise Refused(f"{track.decode()}: {exc}", again=True) from None
+            raise Refused(f"{track.decode()}: {exc}", again=True, busy=_is_busy(exc)) from None
         track = MANIFEST
         try:
             subscription = await _subscribe_manifest(conn, name, track, job)
-        except (MoqtError, TimeoutError) as again:
-            raise Refused(f"manifest: {again}", again=True) from None
+        except (MoqtError, TimeoutError) as plain:
+            raise Refused(f"manifest: {plain}", again=True, busy=_is_busy(plain)) from None
     except (MoqtError, TimeoutError) as exc:
         raise Refused(f"{track.decode()}: {exc}", again=True) from None
     may_come = True
@@ -161,6 +163,10 @@ async def open_publication(
         raise
     subscription.cancel()
     raise Refused(text, again=may_come)
+
+
+def _is_busy(refusal: Exception) -> bool:
+    return isinstance(refusal, RequestRejected) and refusal.code == RequestErrorCode.EXCESSIVE_LOAD
 
 
 async def _subscribe_manifest(

@@ -772,11 +772,12 @@ class Retrieval:
         except Refused as exc:
             if conn.closed is not None:
                 return connection_lost(conn)
-            failure = Failure(FailureReason.REFUSED, str(exc), again=exc.again)
+            # Who has no room now has it later, until the deadline, like one that was lost.
+            failure = Failure(FailureReason.REFUSED, str(exc), again=exc.again, lost=exc.busy)
         if (
             failure is not None
             and failure.reason is FailureReason.REFUSED
-            and not (self._something_lost and failure.again)  # it may come back
+            and not ((self._something_lost or failure.lost) and failure.again)  # it may come back
         ):
             self._tell_refused(publication.name, failure.text)
         return failure

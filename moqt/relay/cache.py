@@ -24,6 +24,10 @@ class Entry(Protocol):
         """Whether it is being received, sent or waited for, and must stay."""
 
     @property
+    def is_spare(self) -> bool:
+        """Whether it is in use only in case that somebody wants it soon."""
+
+    @property
     def expires_at(self) -> float | None:
         """When it may no longer be served (MOQT, "MAX_CACHE_DURATION"); None: never."""
 
@@ -69,18 +73,19 @@ class Cache(dict[FullTrackName, E]):
     def make_room(self, limit: int) -> bool:
         """Let go of publications that nobody uses until there is room; return whether there is.
 
+        Those go first that are not in use at all, then those that are only spare.
+
         Args:
             limit: Tracks that there may be, besides what the budget says of their payloads.
         """
-        if self._has_room(limit):
-            return True
-        for publication in list(self._publications.values()):
-            if self._has_room(limit):
-                break
-            tracks = list(publication.values())
-            if not any(entry.is_in_use for entry in tracks):
-                for entry in tracks:
-                    self.drop(entry)
+        for spare_too in (False, True):
+            for publication in list(self._publications.values()):
+                if self._has_room(limit):
+                    return True
+                tracks = list(publication.values())
+                if all(not entry.is_in_use or (spare_too and entry.is_spare) for entry in tracks):
+                    for entry in tracks:
+                        self.drop(entry)
         return self._has_room(limit)
 
     def expire(self, now: float) -> None:

@@ -171,6 +171,11 @@ class RelayedTrack:
         return self.is_wanted or bool(self.sources)
 
     @property
+    def is_spare(self) -> bool:
+        """Whether it is received only in case that somebody comes back to it."""
+        return not self.is_wanted and all(source.is_own for source in self.sources)
+
+    @property
     def expires_at(self) -> float | None:
         """When MAX_CACHE_DURATION has passed since an Object came."""
         merged = self.merged

@@ -21,6 +21,7 @@ from kvcs.consumer.events import (
     ManifestAccepted,
     PublicationComplete,
     PublicationFound,
+    PublicationRefused,
 )
 from kvcs.consumer.retrieval import ConnectionSpec, Retrieval, consume
 from kvcs.errors import Expired, KvcsError, PublicationFailed
@@ -399,6 +400,43 @@ async def test_a_relay_that_never_answers_before_the_first_manifest_is_left_in_t
     assert not of_kind(events, ManifestAccepted)
     assert sink.calls == []
     assert failed.reason is not FailureReason.CANCELLED
+
+
+async def test_who_is_refused_for_want_of_room_asks_again_until_there_is_some(
+    certificates: CertificateFiles,
+) -> None:
+    class Full(Mute):
+        """Has no room for a publication the first three times that it is asked for it."""
+
+        refusals = 3
+
+        def subscribe_received(
+            self, connection: MoqtConnection, request: SubscribeReceived
+        ) -> None:
+            if self.refusals:
+                Full.refusals -= 1
+                code = RequestErrorCode.EXCESSIVE_LOAD
+                connection.session.reject(request.request_id, code, "the cache is in use")
+            else:
+                super().subscribe_received(connection, request)
+
+    sink = CountingSink()
+    async with on_stage(certificates) as scene:
+        await filled(scene.open())
+        tls = ServerTls(certificates.certificate_file, certificates.key_file)
+        handler = Full(scene, frozenset().__contains__)
+        server = await serve("127.0.0.1", 0, tls=tls, handler=handler)
+        spec = ConnectionSpec(uri=f"moqt://127.0.0.1:{server.address[1]}/", tls=scene.spec.tls)
+        try:
+            events = await run(
+                consume(expectations(), [spec], sink, settings=hasty(deadline_s=15.0))
+            )
+        finally:
+            await server.close(drain_s=0)
+
+    assert isinstance(events[-1], PublicationComplete)
+    assert not of_kind(events, PublicationRefused)
+    assert Full.refusals == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ class Held:
     name: FullTrackName
     octets: int = 10
     is_in_use: bool = False
+    is_spare: bool = False
     expires_at: float | None = None
 
 
@@ -93,3 +94,16 @@ def test_a_track_that_is_not_held_any_more_is_not_let_go_of_twice() -> None:
     assert shelf.gone == []
     shelf.cache.drop(new)
     assert (shelf.gone, dict(shelf.cache)) == (["a--t"], {})
+
+
+def test_what_is_kept_in_case_of_need_goes_when_nothing_else_does() -> None:
+    shelf = Shelf(20)
+    shelf.keep("a", is_in_use=True, is_spare=True)
+    shelf.keep("b", is_in_use=True)
+    shelf.keep("c")
+
+    assert shelf.cache.make_room(MANY) is True
+    assert shelf.gone == ["c--t", "a--t"]
+    shelf.keep("d", is_in_use=True)
+    assert shelf.cache.make_room(MANY) is False
+    assert shelf.gone == ["c--t", "a--t"]
