@@ -1,7 +1,30 @@
-"""Settings for every test."""
+"""Settings for every test, and the QUIC engine that carries those over loopback."""
 
+import os
+
+import pytest
 from hypothesis import settings
+
+from moqt.aio import engine
 
 # Machines that share their cores have no steady speed: a slow example is no failing one.
 settings.register_profile("kvcs", deadline=None)
 settings.load_profile("kvcs")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engine",
+        choices=["aioquic", "picoquic"],
+        default="aioquic",
+        help="QUIC engine of the tests over loopback that name none (default: aioquic)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--engine")
+    if name != engine.DEFAULT:
+        engine.check_engine(name)
+        engine.DEFAULT = name
+        # For the commands that tests start.
+        os.environ["KVCS_ENGINE"] = name
