@@ -93,17 +93,24 @@ def parse_list(text: object) -> object:
     return text
 
 
+def parse_uri(value: object) -> object:
+    """Read a ``moqt://HOST:PORT/PATH``."""
+    if not isinstance(value, str) or not re.fullmatch(r"moqt://[^/\s]+:\d{1,5}(/\S*)?", value):
+        raise ValueError(f"expected moqt://HOST:PORT/PATH instead of {value!r:.100}")
+    return value
+
+
 def parse_uris(value: object) -> object:
     """Read a list of ``moqt://HOST:PORT/PATH``."""
     found = parse_list(value)
     for uri in found if isinstance(found, list | tuple) else ():
-        if not isinstance(uri, str) or not re.fullmatch(r"moqt://[^/\s]+:\d{1,5}(/\S*)?", uri):
-            raise ValueError(f"expected moqt://HOST:PORT/PATH instead of {uri!r:.100}")
+        parse_uri(uri)
     return found
 
 
 AddressSetting = Annotated[Address, BeforeValidator(parse_address)]
 OctetsSetting = Annotated[int, BeforeValidator(parse_octets)]
+UriSetting = Annotated[str, BeforeValidator(parse_uri)]
 UrisSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_uris)]
 NamesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 PathsSetting = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
@@ -366,8 +373,9 @@ class RelaySettings(Settings):
     linger_s: float = Field(
         default=5.0, ge=0, description="seconds that a track is received after its last consumer"
     )
-    goaway_uri: str | None = Field(
+    new_session_uri: UriSetting | None = Field(
         default=None,
+        max_length=8192,
         description="where sessions are told to go after SIGTERM, moqt://HOST:PORT/PATH",
     )
     drain_s: float = Field(
@@ -389,6 +397,23 @@ class RelaySettings(Settings):
     )
     max_tracks: int = Field(
         default=65_536, ge=1, description="tracks that are kept or passed on at once"
+    )
+    max_filter_ranges: int = Field(
+        default=64, ge=0, description="ranges in the filters of one request"
+    )
+    max_request_updates: int = Field(
+        default=32, ge=1, description="unanswered updates of one request; more end the session"
+    )
+    publisher_grace_s: float = Field(
+        default=2.0, ge=0, description="seconds that a track waits for another producer when lost"
+    )
+    fill_timeout_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="seconds that what is past is waited for in vain; 0: for ever",
+    )
+    pause_after_s: float = Field(
+        default=1.0, ge=0, description="seconds until producers of what all have paused are paused"
     )
 
 

@@ -45,6 +45,17 @@ async def run_until_stopped(*jobs: Job, grace: float) -> None:
 
 
 @contextmanager
+def on_hangup(act: Callable[[], None]) -> Iterator[None]:
+    """Have SIGHUP call ``act`` on the event loop, each time it comes, while the block runs."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+@contextmanager
 def cancelled_by_sigterm() -> Iterator[None]:
     """Have SIGTERM cancel the task that runs the block, so that it cleans up behind itself.
 

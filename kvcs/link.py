@@ -1,11 +1,63 @@
-"""From settings to what connections and listeners are told."""
+"""What both ends of a link share.
 
+From settings to what connections and listeners are told; and, when a relay was lost or goes away,
+when to dial again and where.
+"""
+
+import random
 from dataclasses import replace
 
 from kvcs.config import ProducerSettings, RelaySettings, Settings
 from kvcs.errors import ConfigError
-from moqt.aio import ClientTls, EngineUnavailableError, QuicSettings, ServerTls
+from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, ServerTls
 from moqt.aio.engine import check_engine
+
+#: Seconds that a peer may give no sign of life, although it is asked for one, until another
+#: session is made beside the one with it. It is not closed for that: an event loop may stand still.
+SILENCE_S = 3.0
+#: Seconds for a session that takes the place of a lost one. Who dials asks ever more rarely, and a
+#: relay that is started again meanwhile would wait for the next time.
+REDIAL_S = 5.0
+
+
+class Backoff:
+    """Pauses between attempts: doubled each time, and shortened at random.
+
+    All those whom one loss concerns would come back at once otherwise.
+
+    Args:
+        first_s: The first pause at most, in seconds.
+        last_s: A pause at most.
+    """
+
+    def __init__(self, first_s: float, last_s: float) -> None:
+        self._first_s = self._next_s = first_s
+        self._last_s = last_s
+
+    def reset(self) -> None:
+        """Begin with short pauses again."""
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """Return how long to wait now."""
+        pause_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(2 * self._next_s, self._last_s)
+        return pause_s
+
+
+def why_not_there(uri: str, current: str, tls: ClientTls) -> str | None:
+    """Say why a relay may not send us to a URI; ``None`` if it may (MOQT, "GOAWAY").
+
+    Where certificates are verified, it may send us to whoever has a good one. Where they are not,
+    nobody could tell who answers at another host.
+    """
+    try:
+        target = MoqtUri.parse(uri)
+    except ValueError as exc:
+        return str(exc)
+    if not tls.verify and target.host != MoqtUri.parse(current).host:
+        return f"{target.host} is another host, and certificates are not verified"
+    return None
 
 
 def quic_settings(settings: Settings) -> QuicSettings:

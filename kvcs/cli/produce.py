@@ -3,12 +3,14 @@
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 
 import orjson
 
 from kvcs.cli.output import Output
+from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
@@ -23,7 +25,8 @@ HELP = "publish a KV cache and serve it until stopped"
 DESCRIPTION = """\
 Publish one KV cache, layer by layer, and serve it until SIGINT or SIGTERM: to consumers that
 connect here (--listen), or through relays (--connect). On the first signal, sessions have
---drain-s seconds to end.
+--drain-s seconds to end. On SIGHUP, certificate and key are read again, for those who connect from
+then on.
 
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
       --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
@@ -117,7 +120,9 @@ async def run(args: Namespace) -> int:
             await stopping.wait()
         output.tell("stopped", **{c.value: n for c, n in producer.counters.items() if n})
 
-    await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+    listens = settings.listen is not None
+    with renewing_certificate(settings, producer.identify) if listens else nullcontext():
+        await run_until_stopped(serve, grace=settings.drain_s + 5.0)
     return 0
 
 

@@ -4,6 +4,7 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 
 from kvcs.cli.output import Output
+from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import RelaySettings, add_settings, settings_from
 from kvcs.lifecycle import run_until_stopped
 from kvcs.link import client_tls, quic_settings, server_tls
@@ -16,8 +17,9 @@ HELP = "pass publications on between producers and consumers, and keep them"
 DESCRIPTION = """\
 Listen for producers and consumers, and pass on what the ones publish to the others that want it:
 each object comes once from its producer and goes to every consumer, also to those that come when
-the producer is gone, as long as it is kept. On SIGINT or SIGTERM, sessions are asked to leave and
-have --drain-s seconds to end.
+the producer is gone, as long as it is kept. On SIGINT or SIGTERM, sessions are asked to leave, to
+--new-session-uri if that is set, and have --drain-s seconds to end; the second signal ends it at
+once. On SIGHUP, certificate and key are read again, for those who connect from then on.
 
   kvcs relay --listen 0.0.0.0:4443 --certificate-file cert.pem --key-file key.pem
   kvcs produce cache.safetensors --connect moqt://relay:4443/ ...
@@ -34,22 +36,37 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_settings(parser, RelaySettings)
 
 
+def relay_options(settings: RelaySettings) -> RelayOptions:
+    """Return the limits of the relay."""
+    return RelayOptions(
+        cache_octets=settings.cache_octets,
+        linger_s=settings.linger_s,
+        max_tracks=settings.max_tracks,
+        max_namespaces=settings.max_namespaces,
+        max_behind_octets=settings.max_behind_octets,
+        request_timeout_s=settings.request_timeout_s,
+        publisher_grace_s=settings.publisher_grace_s,
+        fill_timeout_s=settings.fill_timeout_s,
+        pause_after_s=settings.pause_after_s,
+    )
+
+
+def session_config(settings: RelaySettings) -> SessionConfig:
+    """Return the limits of its sessions."""
+    return SessionConfig(
+        max_requests=settings.max_requests,
+        max_request_updates=settings.max_request_updates,
+        max_filter_ranges=settings.max_filter_ranges,
+    )
+
+
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
     settings = settings_from(RelaySettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     output = Output(as_json=args.json)
     relay = Relay(
-        RelayOptions(
-            cache_octets=settings.cache_octets,
-            linger_s=settings.linger_s,
-            max_tracks=settings.max_tracks,
-            max_namespaces=settings.max_namespaces,
-            max_behind_octets=settings.max_behind_octets,
-            request_timeout_s=settings.request_timeout_s,
-        ),
-        quic=quic_settings(settings),
-        config=SessionConfig(max_requests=settings.max_requests),
+        relay_options(settings), quic=quic_settings(settings), config=session_config(settings)
     )
 
     async def serve(stopping: asyncio.Event) -> None:
@@ -59,8 +76,11 @@ async def run(args: Namespace) -> int:
             for uri in settings.connect:
                 relay.ask_at(uri, tls=client_tls(settings))
             await stopping.wait()
-            await relay.close(drain_s=settings.drain_s, new_session_uri=settings.goaway_uri or "")
+            await relay.close(
+                drain_s=settings.drain_s, new_session_uri=settings.new_session_uri or ""
+            )
         output.tell("stopped")
 
-    await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+    with renewing_certificate(settings, relay.identify):
+        await run_until_stopped(serve, grace=settings.drain_s + 5.0)
     return 0

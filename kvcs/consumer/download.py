@@ -23,12 +23,13 @@ from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.trust import Examined, Expectations, check_manifest, examine
 from kvcs.errors import BadManifest, BadObject, ConfigError, NotFound
 from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.store.sink import BlockSink
 from kvcs.telemetry import LogEvent
 from moqt.aio import MoqtConnection, Subscription
-from moqt.codepoints import ObjectStatus, ParameterType, PublishDoneCode, RequestErrorCode
+from moqt.codepoints import ObjectStatus, ParameterType, RequestErrorCode
 from moqt.errors import MoqtError, RequestRejected
 from moqt.location import Location
 from moqt.session.events import ObjectReceived
@@ -43,6 +44,13 @@ MANIFEST_PRIORITY = 0
 LARGE_MANIFEST_OCTETS = 64 << 10
 #: Octets from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
+#: Refusals that say nothing of the track, only that it cannot be had here and now.
+NOT_NOW = (
+    RequestErrorCode.INTERNAL_ERROR,
+    RequestErrorCode.TIMEOUT,
+    RequestErrorCode.GOING_AWAY,
+    RequestErrorCode.EXCESSIVE_LOAD,
+)
 
 
 class Failure(NamedTuple):
@@ -51,9 +59,23 @@ class Failure(NamedTuple):
     reason: FailureReason
     text: str
 
+    again: bool = False
+    """Whether there may be more of it when it is asked for again, here or elsewhere."""
+
+    lost: bool = False
+    """Whether something that was there is lost: a connection, or a publisher behind it."""
+
 
 class Refused(Exception):
-    """A publication cannot be used, before anything of it was."""
+    """A publication cannot be used, before anything of it was.
+
+    Attributes:
+        again: Whether it may be had later: it is not at fault itself.
+    """
+
+    def __init__(self, text: str, *, again: bool = False) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 class Opened(NamedTuple):
@@ -83,29 +105,39 @@ class Job:
     """Takes every event, in order."""
 
 
-async def open_publication(conn: MoqtConnection, name: PublicationName, job: Job) -> Opened:
+async def open_publication(
+    conn: MoqtConnection, name: PublicationName, job: Job, *, track: bytes | None = None
+) -> Opened:
     """Subscribe to a publication's manifest and check the current version.
 
     ``manifest`` is tried only if ``manifest.cose`` does not exist, by that very code, and
     only if no signature is required: anything else would let whoever stands in between
     take the signature away (KVCS Section 5.2).
 
+    Args:
+        conn: The connection to ask on.
+        name: The publication.
+        job: The retrieval that wants it.
+        track: Its manifest track, if that is known; no other one is tried then.
+
     Raises:
         Refused: If the publication cannot be used.
     """
-    track = MANIFEST_COSE
+    only, track = track, track or MANIFEST_COSE
+    may_be_plain = only is None and not job.expected.require_signature
     try:
         subscription = await _subscribe_manifest(conn, name, track, job)
     except RequestRejected as exc:
-        if exc.code != RequestErrorCode.DOES_NOT_EXIST or job.expected.require_signature:
-            raise Refused(f"manifest.cose: {exc}") from None
+        if exc.code != RequestErrorCode.DOES_NOT_EXIST or not may_be_plain:
+            raise Refused(f"{track.decode()}: {exc}", again=True) from None
         track = MANIFEST
         try:
             subscription = await _subscribe_manifest(conn, name, track, job)
         except (MoqtError, TimeoutError) as again:
-            raise Refused(f"manifest: {again}") from None
+            raise Refused(f"manifest: {again}", again=True) from None
     except (MoqtError, TimeoutError) as exc:
-        raise Refused(f"manifest.cose: {exc}") from None
+        raise Refused(f"{track.decode()}: {exc}", again=True) from None
+    may_come = True
     try:
         async with asyncio.timeout(job.settings.request_timeout_s):
             async for item in subscription:
@@ -116,15 +148,18 @@ async def open_publication(conn: MoqtConnection, name: PublicationName, job: Job
         ended = subscription.ended
         why = f"{ended.code!r} {ended.reason}" if ended is not None else ""
         text = f"{track.decode()}: ended without a manifest: {why}"
+        may_come = ended is None or End.of(ended.code, ended.reason) is not End.ABANDONED
     except TimeoutError:
         text = f"{track.decode()}: none came within {job.settings.request_timeout_s:g} s"
-    except (MoqtError, BadManifest) as exc:
+    except BadManifest as exc:
+        text, may_come = f"{track.decode()}: {exc}", False
+    except MoqtError as exc:
         text = f"{track.decode()}: {exc}"
     except asyncio.CancelledError:
         subscription.cancel()
         raise
     subscription.cancel()
-    raise Refused(text)
+    raise Refused(text, again=may_come)
 
 
 async def _subscribe_manifest(
@@ -161,6 +196,7 @@ class Download:
     Attributes:
         name: The publication.
         assembler: How far it is.
+        manifest_track: The track its manifests come on; None before the first.
     """
 
     def __init__(self, name: PublicationName, job: Job) -> None:
@@ -180,7 +216,7 @@ class Download:
         self._settings = settings
         self._sink = job.sink
         self._loop = asyncio.get_running_loop()
-        self._manifest_track: bytes | None = None
+        self.manifest_track: bytes | None = None
         self._sink_began = False
         self._rejected: set[tuple[DataTrack, int, int]] = set()
         self._pending = 0  # payload octets under examination in threads
@@ -194,6 +230,10 @@ class Download:
         self._crash: BaseException | None = None
         self._readers: dict[DataTrack, asyncio.Task[None]] = {}
         self._manifest_ended = False
+        self._gone: dict[DataTrack | None, str] = {}
+        """Tracks whose publisher was lost, and how; None is the manifest's."""
+
+        self._not_now = False  # a track was refused that may be had later
         self._closed = False
         self._progress_at = self._loop.time()
 
@@ -213,10 +253,12 @@ class Download:
                 if opened is None:
                     if self._settings.eager and self.assembler.manifest is None:
                         self._start_eagerly(conn, group)
-                    opened = await open_publication(conn, self.name, self._job)
-                if self._manifest_track not in (None, opened.track):
+                    opened = await open_publication(
+                        conn, self.name, self._job, track=self.manifest_track
+                    )
+                if self.manifest_track not in (None, opened.track):
                     raise Refused("signed at one relay, not signed at another")
-                self._manifest_track = opened.track
+                self.manifest_track = opened.track
                 self.assembler.signed = opened.track == MANIFEST_COSE
                 if (failure := self._accept(opened.manifest, opened.version)) is not None:
                     return failure
@@ -247,7 +289,24 @@ class Download:
             if left <= 0:
                 stall_s = self._settings.stall_timeout_s
                 return Failure(FailureReason.STALLED, f"nothing new came for {stall_s:g} s")
+            if self._is_broken_off and not self._pending:
+                # What still comes on other tracks is taken first.
+                left = self._progress_at + self._settings.again_s - self._loop.time()
+                if left <= 0:
+                    return self._incomplete(FailureReason.INCOMPLETE, "not everything came")
             await set_within(self._wake, left)
+
+    @property
+    def _is_broken_off(self) -> bool:
+        """Whether a track has lost its publisher and is not being asked for again already."""
+        readers = (self._readers.get(track) for track in self._gone if track is not None)
+        return None in self._gone or any(r is not None and r.done() for r in readers)
+
+    def _incomplete(self, reason: FailureReason, text: str) -> Failure:
+        lost = bool(self._gone)
+        if lost:
+            text = f"{text}: {next(iter(self._gone.values()))}"
+        return Failure(reason, text, again=lost or self._not_now, lost=lost)
 
     def _exhausted(self) -> Failure | None:
         """Say what is wrong if nothing more can come; decision 9: hints alone do not count."""
@@ -261,15 +320,16 @@ class Download:
         if (gap := next(assembler.gaps(), None)) is not None:
             more = sum(other.objects for other in assembler.gaps()) - gap.objects
             rest = f", and {more} more Objects" if more else ""
-            return Failure(FailureReason.INCOMPLETE, f"{gap} did not come{rest}")
+            return self._incomplete(FailureReason.INCOMPLETE, f"{gap} did not come{rest}")
         if unlisted := assembler.unlisted:
             text = f"blocks {unlisted[0]} to {unlisted[-1]} are in no segment that can be used"
-            return Failure(FailureReason.INCOMPLETE, text)
+            return self._incomplete(FailureReason.INCOMPLETE, text)
         if may_attest:
             gap = next(assembler.unattested())
             text = f"the manifest ended without the digests of {gap}"
-            return Failure(FailureReason.UNATTESTED, text)
-        return Failure(FailureReason.INCOMPLETE, "the manifest lists nothing that is wanted")
+            return self._incomplete(FailureReason.UNATTESTED, text)
+        text = "the manifest lists nothing that is wanted"
+        return self._incomplete(FailureReason.INCOMPLETE, text)
 
     # -- the manifest ----------------------------------------------------------------------------
 
@@ -291,12 +351,21 @@ class Download:
         except MoqtError as exc:
             self._lost(exc)
             return
-        ended = subscription.ended
-        if ended is not None and ended.code == PublishDoneCode.INTERNAL_ERROR:
-            text = f"abandoned: {ended.reason or 'no reason given'}"
-            self._fail(Failure(FailureReason.ABANDONED, text))
+        self._note_end(None, subscription)
         self._manifest_ended = True
         self._wake.set()
+
+    def _note_end(self, track: DataTrack | None, subscription: Subscription) -> None:
+        """Note what the end of a subscription says of the publication or of who serves it."""
+        ended = subscription.ended
+        if ended is None:
+            return
+        name = "manifest" if track is None else str(track)
+        match End.of(ended.code, ended.reason):
+            case End.ABANDONED:
+                self._fail(Failure(FailureReason.ABANDONED, f"{name} was {ended.reason}"))
+            case End.LOST:
+                self._gone[track] = f"{name} broke off: {ended.reason or repr(ended.code)}"
 
     def _accept(self, manifest: Manifest, version: int) -> Failure | None:
         assembler = self.assembler
@@ -361,6 +430,7 @@ class Download:
                 if not await self._read_once(conn, track):
                     break
         except RequestRejected as exc:
+            self._not_now |= exc.code in NOT_NOW
             log.debug(LogEvent.REQUEST_REFUSED, track=str(track), reason=str(exc))
         except MoqtError as exc:
             self._lost(exc)
@@ -384,6 +454,7 @@ class Download:
             range_filters=_block_filter(conn, plan, blocks),
             timeout_s=self._settings.request_timeout_s,
         )
+        self._gone.pop(track, None)
         try:
             async for item in subscription:
                 if not isinstance(item, ObjectReceived) or item.status is not ObjectStatus.NORMAL:
@@ -398,12 +469,8 @@ class Download:
         await self._examined_down_to(0)
         if self.assembler.plan(track) is None or self._first_missing(track) is None:
             return False
-        ended = subscription.ended
-        if ended is not None and ended.code == PublishDoneCode.INTERNAL_ERROR:
-            text = f"{track} was abandoned: {ended.reason or 'no reason given'}"
-            self._fail(Failure(FailureReason.ABANDONED, text))
-            return False
-        return True
+        self._note_end(track, subscription)
+        return self._failure is None
 
     def _first_missing(self, track: DataTrack) -> Location | None:
         """Return where something is missing first, in a layer of which not all was rejected."""
@@ -552,7 +619,8 @@ class Download:
         self._wake.set()
 
     def _lost(self, error: MoqtError) -> None:
-        self._fail(Failure(FailureReason.UNREACHABLE, f"connection lost: {error}"))
+        text = f"connection lost: {error}"
+        self._fail(Failure(FailureReason.UNREACHABLE, text, again=True, lost=True))
 
     async def _close_sink(self) -> Failure | None:
         # In a thread, since a file takes as long as its disk.
@@ -615,7 +683,7 @@ def connection_lost(conn: MoqtConnection) -> Failure:
     """Return the failure that a closed session is."""
     closed = conn.closed
     why = "" if closed is None else closed.reason or f"{closed.code!r}"
-    return Failure(FailureReason.UNREACHABLE, f"connection lost: {why}")
+    return Failure(FailureReason.UNREACHABLE, f"connection lost: {why}", again=True, lost=True)
 
 
 def _fill(first: Location, plan: SegmentPlan | None, layers: int) -> LocationFilter:

@@ -6,11 +6,13 @@ deadline.
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -51,6 +53,7 @@ from kvcs.errors import (
     PublicationFailed,
 )
 from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.link import REDIAL_S, Backoff, why_not_there
 from kvcs.profile.naming import PublicationName
 from kvcs.store.sink import BlockSink
 from kvcs.telemetry import LogEvent
@@ -85,6 +88,8 @@ PREFIXES_AT_ONCE = 16
 CANDIDATES_AT_ONCE = 4
 #: Seconds that closing a connection waits for the last words to be acknowledged.
 DRAIN_S = 0.2
+#: Failures that no other way and no other time make good.
+FINAL = (FailureReason.CONTRADICTED, FailureReason.UNUSABLE)
 
 
 class Unreachable(KvcsError):
@@ -101,6 +106,35 @@ class ConnectionSpec:
     tls: ClientTls = field(default_factory=ClientTls)
     quic: QuicSettings = field(default_factory=QuicSettings)
     config: SessionConfig = field(default_factory=SessionConfig)
+
+
+@dataclass(slots=True, eq=False)
+class _Way:
+    """A relay or a producer of the caller's list."""
+
+    spec: ConnectionSpec
+
+    conn: MoqtConnection | None = None
+    """The session with it, if there is one, whatever became of it."""
+
+    sent_to: str | None = None
+    """Where its GOAWAY sends us. It is dialled there once; whatever is lost there, we go home."""
+
+    @property
+    def usable(self) -> MoqtConnection | None:
+        """The session, if requests can be made over it."""
+        conn = self.conn
+        if conn is None or conn.closed is not None or conn.going_away is not None:
+            return None
+        return conn
+
+
+class _Moved(NamedTuple):
+    """Another way that stands, for one that does not or that is to be left."""
+
+    way: _Way
+    opened: Opened | None
+    """The publication being retrieved, as it was opened there."""
 
 
 def consume(
@@ -146,7 +180,9 @@ class Retrieval:
     Args:
         expected: What a publication is held against.
         connections: Relays and producers, to be tried in order. If one is lost or lacks
-            something, the next one goes on with the same publication.
+            something, the next one goes on with the same publication. Once something was lost
+            that had been there, a connection or a publisher behind a relay, all are tried again
+            and again, until everything is there or the deadline has passed.
         sink: Where tensors land. It is told of ``begin`` when the first manifest is accepted;
             where a publication fails before any of its layers was ready, ``abandon`` and another
             ``begin`` may follow.
@@ -195,7 +231,9 @@ class Retrieval:
                 check_client_tls(spec.tls)
             except ValueError as exc:
                 raise ConfigError(f"{spec.uri}: {exc}") from None
-        self._connections = tuple(connections)
+        self._ways = [_Way(spec) for spec in connections]
+        self._something_lost = False
+        self._last: Failure | None = None
         self._only = publication
         self._prefixes: tuple[int, ...] = ()
         if publication is None:
@@ -212,7 +250,10 @@ class Retrieval:
         self._candidates = Candidates()
         self._found = asyncio.Event()
         self._current: Download | None = None
+        self._known: set[PublicationName] = set()  # that were told of
+        self._refused: set[PublicationName] = set()  # that were told to be refused
         self._open: list[MoqtConnection] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None
         self._started_at = 0.0
@@ -386,11 +427,13 @@ class Retrieval:
         try:
             try:
                 async with deadline:
-                    failure = await self._try_connections()
+                    failure = await self._try_ways()
             except TimeoutError:
                 if not deadline.expired():
                     raise
                 text = f"not complete within {self._settings.deadline_s:g} s"
+                if self._last is not None:
+                    text = f"{text}: {self._last.text}"
                 failure = Failure(FailureReason.EXPIRED, text)
             except asyncio.CancelledError:
                 pass  # by __aexit__ alone: nobody else has the task
@@ -405,7 +448,9 @@ class Retrieval:
             log.warning(LogEvent.RETRIEVAL_FAILED, reason="crashed", text=type(exc).__name__)
         finally:
             self._job.pool.shutdown(wait=False, cancel_futures=True)
-            await asyncio.gather(*(conn.close(drain_s=DRAIN_S) for conn in self._open))
+            await asyncio.gather(
+                *self._closing, *(conn.close(drain_s=DRAIN_S) for conn in self._open)
+            )
 
     def _finish(self, failure: Failure | None) -> None:
         """Tell the last event."""
@@ -452,38 +497,215 @@ class Retrieval:
                 waiter.set_exception(self._error(f"layer {layer} of segment {segment}"))
                 waiter.exception()  # the one who asked may be gone
 
-    async def _try_connections(self) -> Failure | None:
+    async def _try_ways(self) -> Failure | None:
+        """Try one way after the other, and all of them again as long as that may help."""
         failure: Failure | None = None
-        for spec in self._connections:
-            try:
-                conn = await open_connection(
-                    spec.uri,
-                    tls=spec.tls,
-                    quic=spec.quic,
-                    config=spec.config,
-                    timeout_s=self._settings.connect_timeout_s,
-                )
-            except ValueError as exc:  # TlsSettingsError is one: the caller's files, not a peer
-                return Failure(FailureReason.UNUSABLE, f"{spec.uri}: {exc}")
-            except (OSError, TimeoutError, MoqtError) as exc:
-                text = f"{spec.uri}: {str(exc) or type(exc).__name__}"
-                failure = _more_telling(failure, Failure(FailureReason.UNREACHABLE, text))
+        ways, backoff = deque(self._ways), self._backoff()
+        left, again, opened = len(ways), False, None
+        while True:
+            before = self.summary.objects
+            found = await self._try_way(ways[0], opened)
+            opened = None
+            if self.summary.objects > before:
+                backoff.reset()
+            if isinstance(found, _Moved):
+                ways.rotate(-ways.index(found.way))
+                left, again, opened = len(ways), False, found.opened
                 continue
-            self._open.append(conn)
-            found = await self._retrieve(conn)
             if found is None:
                 return None
             failure = _more_telling(failure, found)
-            if found.reason in (FailureReason.CONTRADICTED, FailureReason.UNUSABLE):
-                break
-        return failure
+            self._last = found
+            given_up = found.reason is FailureReason.ABANDONED and self._is_bound
+            if given_up or found.reason in FINAL:
+                return failure
+            again |= found.again
+            self._something_lost |= found.lost
+            ways.rotate(-1)
+            left -= 1
+            if left:
+                continue
+            if not (self._something_lost and again):
+                return failure
+            left, again = len(ways), False
+            await asyncio.sleep(backoff.next_s())
 
-    async def _retrieve(self, conn: MoqtConnection) -> Failure | None:
+    async def _try_way(self, way: _Way, opened: Opened | None) -> Failure | _Moved | None:
+        """Retrieve over one way for as long as it stands."""
+        if (conn := way.usable) is None:
+            uri, way.sent_to, opened = way.sent_to or way.spec.uri, None, None
+            dialled = await self._dial(way.spec, uri)
+            if isinstance(dialled, Failure):
+                return dialled
+            self._adopt(way, dialled)
+            conn = dialled
+        async with tasks() as group:
+            work = group.start(self._retrieve(conn, opened))
+            leave = group.start(self._another_way(way, conn))
+            await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not self._is_whole and (moved := leave.result()) is not None:
+                log.info(LogEvent.WAY_TAKEN, uri=moved.way.spec.uri, instead_of=way.spec.uri)
+                self._let_go(conn)
+                return moved
+            found = await work
+        if found is None or found.reason is FailureReason.ABANDONED:
+            return found
+        if conn.closed is not None or conn.going_away is not None or self._is_silent(conn):
+            way.sent_to = self._where_sent(way, conn)
+            return found._replace(again=True, lost=True)
+        return found
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether no other publication can take over from the one being retrieved."""
+        current = self._current
+        return current is not None and (current.assembler.any_ready or self._only is not None)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether everything is there, and only the sink is still busy with it."""
+        return self._current is not None and self._current.assembler.is_complete
+
+    def _is_silent(self, conn: MoqtConnection) -> bool:
+        return time.monotonic() - conn.heard_at >= self._settings.silence_s
+
+    def _is_in_doubt(self, conn: MoqtConnection) -> bool:
+        """Whether a session still stands, and another one had better be found."""
+        return conn.closed is None and (conn.going_away is not None or self._is_silent(conn))
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self._settings.again_s, self._settings.again_max_s)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    async def _dial(self, spec: ConnectionSpec, uri: str) -> MoqtConnection | Failure:
+        timeout_s = self._settings.connect_timeout_s
+        if self._something_lost:
+            timeout_s = min(timeout_s, REDIAL_S)
+        try:
+            conn = await open_connection(
+                uri, tls=spec.tls, quic=spec.quic, config=spec.config, timeout_s=timeout_s
+            )
+        except ValueError as exc:  # TlsSettingsError is one: the caller's files, not a peer
+            return Failure(FailureReason.UNUSABLE, f"{uri}: {exc}")
+        except (OSError, TimeoutError, MoqtError) as exc:
+            text = f"{uri}: {str(exc) or type(exc).__name__}"
+            return Failure(FailureReason.UNREACHABLE, text, again=True)
+        self._open.append(conn)
+        return conn
+
+    def _adopt(self, way: _Way, conn: MoqtConnection) -> None:
+        """Make a session the one of a way; what it had before is of no use any more."""
+        previous, way.conn = way.conn, conn
+        if previous is not None:
+            self._let_go(previous)
+
+    def _let_go(self, conn: MoqtConnection) -> None:
+        """Close a session, without waiting for that. Twice is once."""
+        if conn in self._open:
+            self._open.remove(conn)
+            # Awaited at the end of the retrieval.
+            task = asyncio.create_task(conn.close(drain_s=0.0))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _another_way(self, way: _Way, conn: MoqtConnection) -> _Moved | None:
+        """Return another way once it stands, after this one is silent or is to be left.
+
+        Until then this one stands on: a relay that was only busy is not left, and one that goes
+        away serves on for a while. Returns None when its session is over.
+        """
+        made: dict[tuple[_Way, str], MoqtConnection] = {}
+        backoff = self._backoff()
+        try:
+            while True:
+                await self._until_in_doubt(conn)
+                if conn.closed is not None:
+                    return None
+                self._something_lost = True
+                reason = "silent" if conn.going_away is None else "goes away"
+                log.info(LogEvent.WAY_IN_DOUBT, uri=way.spec.uri, reason=reason)
+                while self._is_in_doubt(conn):
+                    for other, uri in self._elsewhere(way, conn):
+                        found = await self._make(made, other, uri)
+                        if isinstance(found, Failure):
+                            self._last = found
+                        elif self._is_in_doubt(conn):
+                            self._adopt(other, made.pop((other, uri)))
+                            other.sent_to = None
+                            return _Moved(other, found)
+                    await asyncio.sleep(backoff.next_s())
+                self._let_go_all(made)
+        finally:
+            self._let_go_all(made)
+
+    async def _until_in_doubt(self, conn: MoqtConnection) -> None:
+        """Return when a session is silent or is to be left, or is over."""
+        async with tasks() as group:
+            waits = (conn.wait_silent(self._settings.silence_s), conn.wait_going_away())
+            started = [group.start(wait) for wait in waits]
+            await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
+
+    def _let_go_all(self, made: dict[tuple[_Way, str], MoqtConnection]) -> None:
+        while made:
+            self._let_go(made.popitem()[1])
+
+    async def _make(
+        self, made: dict[tuple[_Way, str], MoqtConnection], way: _Way, uri: str
+    ) -> Opened | Failure | None:
+        """Make a session beside the one in use, and open there what is being retrieved.
+
+        Where nothing has been used yet, it need not be there: anything else will do.
+        """
+        session = made.get((way, uri))
+        if session is None or session.closed is not None or session.going_away is not None:
+            dialled = await self._dial(way.spec, uri)
+            if isinstance(dialled, Failure):
+                return dialled
+            session = made[way, uri] = dialled
+        current = self._current
+        if current is None or not self._is_bound:
+            return None
+        try:
+            async with tasks() as group:
+                opening = group.start(
+                    open_publication(session, current.name, self._job, track=current.manifest_track)
+                )
+                silence = group.start(session.wait_silent(self._settings.silence_s))
+                await asyncio.wait({opening, silence}, return_when=asyncio.FIRST_COMPLETED)
+                if opening.done():
+                    return opening.result()
+        except Refused as exc:
+            return Failure(FailureReason.REFUSED, str(exc))
+        self._let_go(made.pop((way, uri)))
+        return Failure(FailureReason.UNREACHABLE, f"{uri}: silent")
+
+    def _elsewhere(self, way: _Way, conn: MoqtConnection) -> list[tuple[_Way, str]]:
+        """Return where else to go: where a GOAWAY sends us, the other ways, and at last home."""
+        at = self._ways.index(way)
+        found = [(other, other.spec.uri) for other in self._ways[at + 1 :] + self._ways[:at]]
+        if (uri := self._where_sent(way, conn)) is not None:
+            found.insert(0, (way, uri))
+        return [*found, (way, way.spec.uri)]
+
+    def _where_sent(self, way: _Way, conn: MoqtConnection) -> str | None:
+        """Return the URI of a GOAWAY, if there is one and we may be sent there."""
+        uri = conn.going_away.new_session_uri if conn.going_away is not None else ""
+        if not uri:
+            return None
+        if (reason := why_not_there(uri, way.spec.uri, way.spec.tls)) is not None:
+            log.warning(LogEvent.RELAY_MOVE_REFUSED, relay=way.spec.uri, reason=reason)
+            return None
+        return uri
+
+    # -- publications ----------------------------------------------------------------------------
+
+    async def _retrieve(self, conn: MoqtConnection, opened: Opened | None) -> Failure | None:
         """Retrieve over one connection; return None when everything is there."""
         if (current := self._current) is not None:
             # Another relay may have what is missing of the publication that was begun.
-            failure = await self._run_publication(conn, current, None)
-            if failure is None or current.assembler.any_ready or self._only is not None:
+            failure = await self._run_publication(conn, current, opened)
+            if failure is None or self._is_bound or conn.closed is not None:
                 return failure
         if self._only is not None:
             blocks = self._expected.blocks_of(self._only)
@@ -495,12 +717,14 @@ class Retrieval:
     async def _discover(self, conn: MoqtConnection, group: Tasks) -> Failure | None:
         """Find publications and try one after the other."""
         self._candidates, self._found = Candidates(), asyncio.Event()
-        if self._current is not None:
+        if self._current is not None and not self._something_lost:
             self._candidates.tried(self._current.name)
         failure = await self._look_for_prefixes(conn, group)
         if failure is not None:  # nobody is left to tell of a publication
             return failure if conn.closed is None else _more_telling(failure, connection_lost(conn))
         patience = self._settings.discovery_timeout_s
+        if self._something_lost and self._current is not None:
+            patience = self._settings.another_s
         while True:
             names = self._candidates.best(CANDIDATES_AT_ONCE)
             if not names:
@@ -520,8 +744,10 @@ class Retrieval:
                     continue
             name = names[0] if opened is None else opened.name
             self._candidates.tried(name)
-            self._drop_current(failure)
-            current = self._begin(name)
+            current = self._current
+            if current is None or current.name != name:  # it may have come back
+                self._drop_current(failure)
+                current = self._begin(name)
             failure = await self._run_publication(conn, current, opened)
             if (
                 failure is None
@@ -538,10 +764,19 @@ class Retrieval:
         except Refused as exc:
             if conn.closed is not None:
                 return connection_lost(conn)
-            failure = Failure(FailureReason.REFUSED, str(exc))
-        if failure is not None and failure.reason is FailureReason.REFUSED:
-            self._tell(PublicationRefused(publication=publication.name, text=failure.text))
+            failure = Failure(FailureReason.REFUSED, str(exc), again=exc.again)
+        if (
+            failure is not None
+            and failure.reason is FailureReason.REFUSED
+            and not (self._something_lost and failure.again)  # it may come back
+        ):
+            self._tell_refused(publication.name, failure.text)
         return failure
+
+    def _tell_refused(self, name: PublicationName, text: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            self._tell(PublicationRefused(publication=name, text=text))
 
     # -- discovery -------------------------------------------------------------------------------
 
@@ -598,7 +833,8 @@ class Retrieval:
                     continue
                 match event:
                     case NamespaceAppeared():
-                        if self._candidates.appeared(name, blocks):
+                        if self._candidates.appeared(name, blocks) and name not in self._known:
+                            self._known.add(name)
                             self._tell(PublicationFound(publication=name, blocks=blocks))
                         self._found.set()
                     case NamespaceGone():
@@ -632,7 +868,7 @@ class Retrieval:
                         continue
                     self._candidates.tried(opening[task])
                     refusal = Failure(FailureReason.REFUSED, found)
-                    self._tell(PublicationRefused(publication=opening[task], text=found))
+                    self._tell_refused(opening[task], found)
         if not opened:
             return None, refusal
         opened.sort(key=lambda one: rank(one.manifest, one.version))
@@ -655,8 +891,7 @@ class Retrieval:
         """Make way for another publication."""
         if (current := self._current) is None:
             return
-        if why is not None and why.reason is not FailureReason.REFUSED:
-            self._tell(PublicationRefused(publication=current.name, text=why.text))
+        self._tell_refused(current.name, why.text if why is not None else "another one was found")
         current.abandon()
         self._current = None
 

@@ -35,7 +35,18 @@ class RetrievalSettings:
     """For another publication to appear after one that failed before a layer was ready."""
 
     stall_timeout_s: float = 30.0
-    """Without an Object or a manifest that is new."""
+    """Without an Object or a manifest that is new, on a connection that stands."""
+
+    silence_s: float = 3.0
+    """Without a sign of life of a peer that is asked for one, until another connection is made
+    beside the one to it."""
+
+    again_s: float = 0.25
+    """The first pause before everything is tried again, if something was lost; doubled each
+    time, and shortened at random."""
+
+    again_max_s: float = 2.0
+    """The longest of those pauses."""
 
     prefixes: Prefixes = "longest"
     """Which prefixes of the prompt are looked for."""
@@ -68,10 +79,13 @@ class RetrievalSettings:
     def __post_init__(self) -> None:
         for name in (
             "deadline_s", "connect_timeout_s", "request_timeout_s", "discovery_timeout_s",
-            "stall_timeout_s", "segments_at_once", "workers", "pending_octets", "max_rejected",
+            "stall_timeout_s", "silence_s", "again_max_s", "segments_at_once", "workers",
+            "pending_octets", "max_rejected",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
-        for name in ("settle_s", "another_s", "resubscribe", "large_octets", "early_octets"):
+        for name in (
+            "settle_s", "another_s", "again_s", "resubscribe", "large_octets", "early_octets",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")

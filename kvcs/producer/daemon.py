@@ -175,6 +175,15 @@ class Producer:
         log.info(LogEvent.LISTENING, host=server.address[0], port=server.address[1])
         return server.address
 
+    def identify(self, tls: ServerTls) -> None:
+        """Show another certificate to those who connect from now on; sessions go on.
+
+        Raises:
+            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
+        """
+        for server in self._servers:
+            server.identify(tls)
+
     def announce_at(
         self,
         uri: str,

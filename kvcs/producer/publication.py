@@ -31,6 +31,7 @@ from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import block_keys_sha256
 from kvcs.kvsp.layout import Component, Layout, Octets
+from kvcs.profile.ending import abandoned
 from kvcs.profile.manifest import Manifest, SegmentEntry
 from kvcs.profile.naming import (
     END_OF_TRACK_PRIORITY,
@@ -561,7 +562,8 @@ class Publication:
     def abandon(self, reason: str) -> None:
         """Give the publication up: something in it is wrong, or it will not be completed.
 
-        Every track that has not ended ends with INTERNAL_ERROR (decision 5). What was held is
+        Every track that has not ended ends with INTERNAL_ERROR, and a reason by which consumers
+        tell it from a publisher that a relay has lost (decision 5). What was held is
         let go, since nobody should use it. The caller withdraws the namespace, and starts anew
         under a new Publication ID. The second call changes nothing.
         """
@@ -570,7 +572,7 @@ class Publication:
         self.abandoned = reason
         self._ended = True
         for track in self._tracks.values():
-            track.end(PublishDoneCode.INTERNAL_ERROR, reason)
+            track.end(PublishDoneCode.INTERNAL_ERROR, abandoned(reason))
         self.drop()
 
     def drop(self) -> None:

@@ -1,23 +1,22 @@
 """Relay: one that is dialled, and at which every publication is kept announced.
 
-There is one session, or none while it is made again. Only a relay that goes away has two for a
-time: what is announced over the new one is withdrawn from the old one, which is closed when
-nobody is served over it any more.
+There is one session, or none while it is made again. Only a relay that goes away, or is silent,
+has two for a time: what is announced over the new one is withdrawn from the old one, which is
+closed when nobody is served over it any more.
 """
 
 import asyncio
-import random
 from dataclasses import dataclass
 
 import structlog
 
+from kvcs.link import REDIAL_S, SILENCE_S, Backoff, why_not_there
 from kvcs.producer.handler import ServingHandler
 from kvcs.profile.naming import short_hex
 from kvcs.telemetry import Counter, Counters, LogEvent
 from moqt.aio import (
     ClientTls,
     MoqtConnection,
-    MoqtUri,
     NamespacePublication,
     QuicSettings,
     open_connection,
@@ -32,10 +31,12 @@ log = structlog.get_logger("kvcs.producer")
 
 #: Seconds that what was sent may take to be acknowledged when a session is closed.
 CLOSE_S = 2.0
-#: Seconds between attempts to reach a relay: doubled each time, and shortened at random so that
-#: the producers of a relay that restarts do not all come back at once.
+#: Seconds between attempts to reach a relay, at first and at most. Consumers wait for who is late,
+#: and none may have more than ten seconds.
 _FIRST_BACKOFF_S = 0.25
-_LAST_BACKOFF_S = 30.0
+_LAST_BACKOFF_S = 4.0
+#: Seconds until a namespace is announced again that a relay refused without saying when.
+_REFUSED_S = 30.0
 #: A session that stood so many seconds makes the next pause a short one again. One that did not
 #: may be of relays that send us to each other.
 _STEADY_S = 5.0
@@ -44,28 +45,14 @@ _STEADY_S = 5.0
 _LEAVE_S = 600.0
 
 
-def why_not_there(uri: str, current: str, tls: ClientTls) -> str | None:
-    """Say why a relay may not send us to a URI; ``None`` if it may.
-
-    Where certificates are verified, it may send us to whoever has a good one. Where they are not,
-    nobody could tell who answers at another host.
-    """
-    try:
-        target = MoqtUri.parse(uri)
-    except ValueError as exc:
-        return str(exc)
-    if not tls.verify and target.host != MoqtUri.parse(current).host:
-        return f"{target.host} is another host, and certificates are not verified"
-    return None
-
-
 class Relay:
     """A relay that is dialled, and at which every publication is kept announced.
 
     Made by :meth:`Producer.announce_at <kvcs.producer.daemon.Producer.announce_at>`. When the
     connection is lost, it is made again, with growing pauses, and all is announced again under
     the same Publication IDs. When the relay sends GOAWAY, a new connection is made first, to the
-    URI that it names or else to the same one.
+    URI that it names or else to the same one. So it is when the relay gives no sign of life any
+    more: one that was killed says nothing, and one that is only busy must not be left.
 
     Args:
         uri: Where it is.
@@ -153,20 +140,25 @@ class Relay:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        uri, backoff_s = self.uri, _FIRST_BACKOFF_S
+        uri, backoff = self.uri, Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
+        timeout_s = self._connect_timeout_s
+        silent: _Link | None = None
         while True:
-            link = await self._dial(uri)
-            uri = self.uri
+            link = await self._dial(uri, timeout_s)
+            uri, timeout_s = self.uri, min(self._connect_timeout_s, REDIAL_S)
+            if silent is not None:
+                link = await self._instead_of(silent, link)
+                silent = silent if link is None and silent in self._links else None
             if link is not None:
                 began = loop.time()
-                await self._stand(link)
+                if await self._stand(link):
+                    silent = link
                 uri = self._next_uri(link)
                 if loop.time() - began >= _STEADY_S:
-                    backoff_s = _FIRST_BACKOFF_S
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+                    backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
-    async def _dial(self, uri: str) -> "_Link | None":
+    async def _dial(self, uri: str, timeout_s: float) -> "_Link | None":
         try:
             connection = await open_connection(
                 uri,
@@ -174,7 +166,7 @@ class Relay:
                 quic=self._quic,
                 config=self._config,
                 handler=self._handler,
-                timeout_s=self._connect_timeout_s,
+                timeout_s=timeout_s,
             )
         except (OSError, ValueError, MoqtError) as exc:  # time-outs are among OSError
             self._counters.add(Counter.RELAY_FAILURES)
@@ -186,15 +178,42 @@ class Relay:
         self._links.add(link)
         return link
 
-    async def _stand(self, link: "_Link") -> None:
+    async def _instead_of(self, silent: "_Link", link: "_Link | None") -> "_Link | None":
+        """Return which session to stand on, now that one beside a silent one was dialled for.
+
+        None: neither. The silent one is kept then, unless it is gone.
+        """
+        if silent.connection.closed is not None:
+            if self._link is silent:
+                self._link = None
+            await self._close(silent, "", 0.0)
+            return link
+        if not silent.is_heard_again:
+            return link
+        if link is not None:
+            await self._close(link, "not needed", 0.0)
+        return silent
+
+    async def _stand(self, link: "_Link") -> bool:
         """Keep everything announced over a session until it is lost or is to be left.
 
-        If it is to be left, it stands on: until there is another one, it is better than none.
+        If it is to be left, it stands on: until there is another one, it is better than none. So
+        it does if the relay is silent, which is what is returned.
         """
-        if await link.update():
-            self._move_to(link)
-            while await link.wait_changed() and await link.update():
-                self._updated.set()
+        keeping = asyncio.ensure_future(self._keep_announced(link))
+        silence = asyncio.ensure_future(link.connection.wait_silent(SILENCE_S))
+        try:
+            await asyncio.wait({keeping, silence}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (keeping, silence):
+                task.cancel()
+            await asyncio.wait({keeping, silence})
+        if not keeping.cancelled():
+            keeping.result()  # raises what it raised
+        elif link.connection.closed is None and not link.is_leaving:
+            link.fell_silent()
+            log.warning(LogEvent.RELAY_SILENT, relay=link.uri)
+            return True
         if not link.is_leaving:
             if link.connection.going_away is None:
                 log.warning(LogEvent.RELAY_LOST, relay=link.uri)
@@ -205,11 +224,19 @@ class Relay:
             self._move_to(link)
         elif self._link is not link:
             self._leave(link)
+        return False
+
+    async def _keep_announced(self, link: "_Link") -> None:
+        """Announce what is new, and withdraw what is gone, until the session is over."""
+        if await link.update():
+            self._move_to(link)
+            while await link.wait_changed() and await link.update():
+                self._updated.set()
 
     def _move_to(self, link: "_Link") -> None:
         """Have a session take the place of the one there was."""
         previous, self._link = self._link, link
-        if previous is not None:
+        if previous is not None and previous is not link:
             self._leave(previous)
             link.retry_soon()  # perhaps it was refused because the old one had it
         self._updated.set()
@@ -282,6 +309,7 @@ class _Link:
         self._announced: dict[TrackNamespace, _Announcement] = {}
         self._retry_at: dict[TrackNamespace, float] = {}
         self._changed = asyncio.Event()
+        self._silent_since = 0.0
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.ensure_future(connection.wait_going_away())
         self._over.add_done_callback(lambda _: self._changed.set())
@@ -301,6 +329,15 @@ class _Link:
     def is_over(self) -> bool:
         """Whether nothing can be announced any more."""
         return self.connection.closed is not None or self.connection.going_away is not None
+
+    def fell_silent(self) -> None:
+        """Note that the relay gave no sign of life."""
+        self._silent_since = self.connection.heard_at
+
+    @property
+    def is_heard_again(self) -> bool:
+        """Whether it gave one since."""
+        return self.connection.heard_at != self._silent_since
 
     async def wait_changed(self) -> bool:
         """Return when there may be something to announce; False if nothing can be any more."""
@@ -330,7 +367,7 @@ class _Link:
                 )
             except RequestRejected as exc:
                 # It may be taken later: a relay can be overloaded, or know a ghost of ours.
-                retry_s = _LAST_BACKOFF_S if exc.retry_ms is None else exc.retry_ms / 1000
+                retry_s = _REFUSED_S if exc.retry_ms is None else exc.retry_ms / 1000
                 self._retry_at[namespace] = now + max(retry_s, _FIRST_BACKOFF_S)
                 log.warning(LogEvent.ANNOUNCE_FAILED, relay=self.uri, error=str(exc))
                 continue

@@ -65,6 +65,8 @@ log = structlog.get_logger("moqt")
 #: How long an orderly end that the session decides by itself, after GOAWAY, waits for what was
 #: sent to be acknowledged.
 GOAWAY_DRAIN_S = 5.0
+#: How often a silent peer is asked for a sign of life before it counts as silent.
+SILENT_PINGS = 3
 A = TypeVar("A", bound=Route)
 
 
@@ -220,6 +222,39 @@ class MoqtConnection:
         """Return when the peer has sent GOAWAY (see ``going_away``), or the connection is gone."""
         await self._leave.wait()
 
+    @property
+    def heard_at(self) -> float:
+        """When the peer gave the last sign of life, by :func:`time.monotonic`."""
+        return self._transport.heard_at
+
+    async def wait_silent(self, seconds: float) -> None:
+        """Return when the peer gives no sign of life any more, or the connection is gone.
+
+        It is asked when it has nothing to say, and counts as silent when it has answered none of
+        several questions for ``seconds``. An event loop of ours that stands still meanwhile costs
+        one question at most. The connection goes on: the peer may be busy. Compare ``heard_at``
+        to know whether it was heard again.
+
+        Args:
+            seconds: How long; more than a round trip, and than a peer's event loop may stand
+                still. Silence that ends the connection is ``QuicSettings.idle_timeout_s``.
+        """
+        pause_s = seconds / (SILENT_PINGS + 1)
+        unanswered, heard_at = 0, self.heard_at
+        while unanswered < SILENT_PINGS and self.closed is None:
+            # Less than a whole pause, since timers may be early by a little.
+            if asked := time.monotonic() - heard_at > 0.9 * pause_s:
+                self._transport.ping()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._over.wait()
+            except TimeoutError:
+                pass
+            if self.heard_at != heard_at:
+                unanswered, heard_at = 0, self.heard_at
+            elif asked:
+                unanswered += 1
+
     async def close(
         self,
         code: SessionErrorCode | int = SessionErrorCode.NO_ERROR,
@@ -312,13 +347,15 @@ class MoqtConnection:
         range_filters: tuple[RangeFilter, ...] = (),
         priority: int = 128,
         group_order: GroupOrder = GroupOrder.ASCENDING,
+        fill_timeout_ms: int | None = None,
         pieces: bool = False,
         sink: Sink | None = None,
         timeout_s: float = 10.0,
     ) -> Fetch:
         """Ask for past Objects of a Track. Objects that come ahead of the answer are kept.
 
-        With ``pieces`` they are taken as they come, and not when they are whole.
+        With ``pieces`` they are taken as they come, and not when they are whole;
+        ``fill_timeout_ms`` as in :meth:`moqt.session.core.Session.fetch`.
         """
         request_id = self.session.fetch(
             track,
@@ -326,6 +363,7 @@ class MoqtConnection:
             range_filters=range_filters,
             priority=priority,
             group_order=group_order,
+            fill_timeout_ms=fill_timeout_ms,
             pieces=pieces,
         )
         return await self._answered(Fetch(self, request_id, sink), timeout_s)
@@ -544,8 +582,8 @@ class MoqtConnection:
                 transport.send_stream_data(stream_id, data, fin)
             case ReleaseCredit(stream_id, octets):
                 transport.consumed(stream_id, octets)
-            case ResetStream(stream_id, stream_code):
-                transport.reset_stream(stream_id, stream_code)
+            case ResetStream(stream_id, stream_code, after_delivery):
+                transport.reset_stream(stream_id, stream_code, after_delivery=after_delivery)
             case StopSending(stream_id, stream_code):
                 transport.stop_sending(stream_id, stream_code)
             case CloseSession(code, reason):

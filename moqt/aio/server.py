@@ -53,6 +53,15 @@ class Server:
             self._on_connection(connection)
         return connection
 
+    def identify(self, tls: ServerTls) -> None:
+        """Show another certificate to those who connect from now on; sessions go on.
+
+        Raises:
+            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
+        """
+        assert self._listener is not None, "serve() has set it"
+        self._listener.identify(tls)
+
     async def close(
         self, *, goaway_timeout_s: float = 0.0, new_session_uri: str = "", drain_s: float = 2.0
     ) -> None:

@@ -88,16 +88,25 @@ def load_identity(tls: ServerTls) -> Identity:
     """Read the certificates and the key of ``tls`` (for an engine).
 
     Raises:
-        TlsSettingsError: If a file is missing, is not PEM, or has expired, or if the key is not
-            the certificate's.
+        TlsSettingsError: If a file is missing, is not PEM, is not valid today, or if the key is
+            not the certificate's.
     """
     chain = _certificates(tls.certificate_file)
     certificate = chain[0]
     now = _utc_now()
-    if now > certificate.not_valid_after_utc:
-        raise TlsSettingsError(
-            f"{tls.certificate_file}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M}Z"
-        )
+    for one in chain:
+        since, until = one.not_valid_before_utc, one.not_valid_after_utc
+        name = one.subject.rfc4514_string()
+        if now > until:
+            raise TlsSettingsError(
+                f"{tls.certificate_file}: {name} expired on {until:%Y-%m-%d %H:%M}Z, "
+                f"expected one that is valid on {now:%Y-%m-%d %H:%M}Z"
+            )
+        if now < since:
+            raise TlsSettingsError(
+                f"{tls.certificate_file}: {name} is valid from {since:%Y-%m-%d %H:%M}Z, "
+                f"expected one that is valid on {now:%Y-%m-%d %H:%M}Z"
+            )
     pem = _read(tls.key_file)
     try:
         key = serialization.load_pem_private_key(pem, password=None)
@@ -105,7 +114,8 @@ def load_identity(tls: ServerTls) -> Identity:
         raise TlsSettingsError(f"{tls.key_file}: not an unencrypted PEM key") from error
     if key.public_key() != certificate.public_key():
         raise TlsSettingsError(
-            f"{tls.key_file}: does not belong to the certificate in {tls.certificate_file}"
+            f"{tls.key_file}: does not belong to the certificate in {tls.certificate_file}, "
+            "expected the key of the first one there"
         )
     return Identity(certificate, tuple(chain[1:]), key)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from moqt.aio.tls import ServerTls
+
 #: What an engine closes with when its receiver raised (MOQT, "Session Termination").
 INTERNAL_ERROR = 0x1
 
@@ -92,8 +94,13 @@ class QuicTransport(Protocol):
     def send_stream_data(self, stream_id: int, data: bytes | memoryview, fin: bool = False) -> None:
         """Append to a stream, opening it if this is its first data. Copies ``data``."""
 
-    def reset_stream(self, stream_id: int, code: int) -> None:
-        """Give up on a stream we were sending."""
+    def reset_stream(self, stream_id: int, code: int, *, after_delivery: bool = False) -> None:
+        """Give up on a stream we were sending: at once, or once what was sent has arrived.
+
+        Nothing can be added to it in either case. With ``after_delivery`` everything written is
+        sent and acknowledged first; a reset at once, by us or because the peer stops the stream,
+        still comes before that.
+        """
 
     def stop_sending(self, stream_id: int, code: int) -> None:
         """Ask the peer to give up on a stream it is sending."""
@@ -123,6 +130,13 @@ class QuicTransport(Protocol):
         reader that stops stops the peer, and memory is bounded by the windows.
         """
 
+    @property
+    def heard_at(self) -> float:
+        """When the peer gave the last sign of life: a packet that only it can have sent."""
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+
     def close(self, code: int, reason: str, *, drain_s: float = 0.0) -> None:
         """Close, once everything written has been acknowledged or ``drain_s`` has passed."""
 
@@ -146,6 +160,13 @@ class QuicListener(Protocol):
     @property
     def address(self) -> tuple[str, int]:
         """Address and UDP port that are listened on."""
+
+    def identify(self, tls: ServerTls) -> None:
+        """Show another certificate to those who connect from now on.
+
+        Raises:
+            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
+        """
 
     def stop_accepting(self) -> None:
         """Refuse new connections from now on; those there are go on."""

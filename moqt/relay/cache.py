@@ -5,7 +5,7 @@ so a publication is kept or let go as a whole. Pure: the time is an argument.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from moqt.names import FullTrackName, TrackNamespace
@@ -43,29 +43,27 @@ class Cache(dict[FullTrackName, E]):
         super().__init__()
         self.budget = budget
         self._release = release
-        self._publications: OrderedDict[TrackNamespace, None] = OrderedDict()
+        self._publications: OrderedDict[TrackNamespace, dict[FullTrackName, E]] = OrderedDict()
 
     def keep(self, entry: E) -> None:
         """Take a Track in; its publication is the most recently used one."""
         self[entry.name] = entry
-        self.touch(entry.name.namespace)
-
-    def touch(self, namespace: TrackNamespace) -> None:
-        """Note that a publication is used."""
-        self._publications[namespace] = None
-        self._publications.move_to_end(namespace)
+        self._publications.setdefault(entry.name.namespace, {})[entry.name] = entry
+        self._publications.move_to_end(entry.name.namespace)
 
     def touch_if_held(self, name: FullTrackName) -> None:
         """Note that a Track's publication is used, if the Track is held."""
         if name in self:
-            self.touch(name.namespace)
+            self._publications.move_to_end(name.namespace)
 
     def drop(self, entry: E) -> None:
         """Let go of one Track."""
         if self.get(entry.name) is entry:
             del self[entry.name]
-            if not any(True for _ in self._tracks_of(entry.name.namespace)):
-                self._publications.pop(entry.name.namespace, None)
+            publication = self._publications[entry.name.namespace]
+            del publication[entry.name]
+            if not publication:
+                del self._publications[entry.name.namespace]
             self._release(entry)
 
     def make_room(self, limit: int) -> bool:
@@ -74,14 +72,16 @@ class Cache(dict[FullTrackName, E]):
         Args:
             limit: Tracks that there may be, besides what the budget says of their payloads.
         """
-        for namespace in list(self._publications):
-            if self.budget.has_room and len(self) < limit:
+        if self._has_room(limit):
+            return True
+        for publication in list(self._publications.values()):
+            if self._has_room(limit):
                 break
-            tracks = list(self._tracks_of(namespace))
+            tracks = list(publication.values())
             if not any(entry.is_in_use for entry in tracks):
                 for entry in tracks:
                     self.drop(entry)
-        return self.budget.has_room and len(self) < limit
+        return self._has_room(limit)
 
     def expire(self, now: float) -> None:
         """Let go of Tracks that may no longer be served and are not in use."""
@@ -90,5 +90,5 @@ class Cache(dict[FullTrackName, E]):
             if at is not None and at <= now and not entry.is_in_use:
                 self.drop(entry)
 
-    def _tracks_of(self, namespace: TrackNamespace) -> Iterator[E]:
-        return (entry for entry in self.values() if entry.name.namespace == namespace)
+    def _has_room(self, limit: int) -> bool:
+        return self.budget.has_room and len(self) < limit

@@ -3,7 +3,7 @@
 Pure: a publisher is whatever the caller has for one, and only its identity counts.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from moqt.errors import UsageError
@@ -24,6 +24,7 @@ class Routes(Generic[P]):
     def __init__(self, directory: NamespaceDirectory) -> None:
         self._directory = directory
         self._prefixes: dict[tuple[P, int], TrackNamespace] = {}
+        self._numbers: dict[P, set[int]] = {}
         self._holders: dict[TrackNamespace, list[P]] = {}
 
     def __len__(self) -> int:
@@ -31,7 +32,7 @@ class Routes(Generic[P]):
 
     def count_of(self, publisher: P) -> int:
         """Return how many announcements of a publisher stand."""
-        return sum(holder is publisher for holder, _ in self._prefixes)
+        return len(self._numbers.get(publisher, ()))
 
     def add(self, publisher: P, number: int, prefix: TrackNamespace) -> None:
         """Note an announcement.
@@ -42,6 +43,7 @@ class Routes(Generic[P]):
         if (publisher, number) in self._prefixes:
             raise UsageError(f"announcement {number} stands already")
         self._prefixes[publisher, number] = prefix
+        self._numbers.setdefault(publisher, set()).add(number)
         self._holders.setdefault(prefix, []).append(publisher)
         self._directory.add(prefix)
 
@@ -50,6 +52,10 @@ class Routes(Generic[P]):
         prefix = self._prefixes.pop((publisher, number), None)
         if prefix is None:
             return False
+        numbers = self._numbers[publisher]
+        numbers.remove(number)
+        if not numbers:
+            del self._numbers[publisher]
         holders = self._holders[prefix]
         holders.remove(publisher)
         if not holders:
@@ -59,20 +65,21 @@ class Routes(Generic[P]):
 
     def forget(self, publisher: P) -> None:
         """Withdraw all that a publisher announced: it is gone."""
-        for holder, number in list(self._prefixes):
-            if holder is publisher:
-                self.remove(holder, number)
+        for number in sorted(self._numbers.get(publisher, ())):
+            self.remove(publisher, number)
 
-    def publishers_of(self, namespace: TrackNamespace, *, besides: P | None = None) -> list[P]:
+    def publishers_of(
+        self, namespace: TrackNamespace, may_be_asked: Callable[[P], bool] = lambda _: True
+    ) -> list[P]:
         """Return who announced the longest prefix of ``namespace`` that anybody did, each once.
 
         Args:
             namespace: Of the Track that is asked for.
-            besides: Who asks: nobody is sent a request of its own.
+            may_be_asked: Who counts: nobody is sent a request of its own, for instance.
         """
         for length in range(len(namespace.fields), -1, -1):
             holders = self._holders.get(TrackNamespace(namespace.fields[:length]), ())
-            found = [holder for holder in dict.fromkeys(holders) if holder is not besides]
+            found = [holder for holder in dict.fromkeys(holders) if may_be_asked(holder)]
             if found:
                 return found
         return []

@@ -30,10 +30,13 @@ _LAST_BACKOFF_S = 30.0
 class Upstream:
     """A relay that Tracks are asked of which nobody publishes here.
 
+    What it tells of itself is not announced to it: it has a publisher, and would ask here for
+    what is received from there. It is announced once nobody has it there any more.
+
     Args:
         uri: Where it is.
         handler: Serves its requests.
-        own: Namespaces that can be had here; it is told of them.
+        own: Namespaces that can be had here; it is told of those that it does not tell of.
         found: Namespaces that it tells of are added here.
         tls: Whom to believe.
         quic: Limits of the QUIC connection.
@@ -61,6 +64,8 @@ class Upstream:
         self._quic = quic
         self._config = config
         self._timeout_s = timeout_s
+        self._there: set[TrackNamespace] = set()  # what it tells of, ours among it
+        self._changed = asyncio.Event()
         self.connection: MoqtConnection | None = None
         """The session, while there is one."""
 
@@ -92,9 +97,10 @@ class Upstream:
             backoff = min(backoff * 2, _LAST_BACKOFF_S)
 
     async def _use(self, connection: MoqtConnection) -> None:
+        asked = asyncio.Event()
         tasks = [
-            asyncio.ensure_future(self._announce(connection)),
-            asyncio.ensure_future(self._discover(connection)),
+            asyncio.ensure_future(self._discover(connection, asked)),
+            asyncio.ensure_future(self._announce(connection, asked)),
         ]
         try:
             await connection.wait_going_away()
@@ -103,44 +109,50 @@ class Upstream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _announce(self, connection: MoqtConnection) -> None:
-        """Keep told what can be had here."""
-        changed = asyncio.Event()
+    async def _announce(self, connection: MoqtConnection, asked: asyncio.Event) -> None:
+        """Keep told what can be had here and not there, once it was asked what there is."""
+        await asked.wait()
         announced: dict[TrackNamespace, NamespacePublication] = {}
-        self._own.watch(changed.set)
+        self._own.watch(self._changed.set)
         try:
             while True:
-                changed.clear()
+                self._changed.clear()
                 wanted = self._own.matching(TrackNamespace())
                 for namespace in announced.keys() - wanted:
                     announced.pop(namespace).withdraw()
                 for namespace in wanted - announced.keys():
+                    if namespace in self._there:
+                        continue
                     try:
                         announced[namespace] = await connection.publish_namespace(
                             namespace, timeout_s=self._timeout_s
                         )
                     except (MoqtError, TimeoutError) as exc:
                         log.warning("not announced", uri=self.uri, error=str(exc))
-                await changed.wait()
+                await self._changed.wait()
         finally:
-            self._own.unwatch(changed.set)
+            self._own.unwatch(self._changed.set)
 
-    async def _discover(self, connection: MoqtConnection) -> None:
+    async def _discover(self, connection: MoqtConnection, asked: asyncio.Event) -> None:
         """Take note of what can be had there."""
-        present: set[TrackNamespace] = set()
         try:
             found = await connection.subscribe_namespace(
                 TrackNamespace(), timeout_s=self._timeout_s
             )
+            asked.set()
             async for event in found:
                 if isinstance(event, NamespaceAppeared):
-                    present.add(event.namespace)
+                    self._there.add(event.namespace)
                     self._found.add(event.namespace)
                 else:
-                    present.discard(event.namespace)
+                    self._there.discard(event.namespace)
                     self._found.remove(event.namespace)
+                    self._changed.set()
         except (MoqtError, TimeoutError) as exc:
             log.warning("no discovery", uri=self.uri, error=str(exc))
         finally:
-            for namespace in present:
+            for namespace in self._there:
                 self._found.remove(namespace)
+            self._there.clear()
+            self._changed.set()
+            asked.set()

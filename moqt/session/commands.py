@@ -27,6 +27,9 @@ class ResetStream:
 
     stream_id: StreamId
     code: StreamErrorCode | int
+    after_delivery: bool = False
+    """Once everything that was handed over for it is acknowledged: a reset overtakes data, and
+    what was sent before it is good."""
 
 
 @dataclass(frozen=True, slots=True)

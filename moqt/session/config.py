@@ -76,6 +76,11 @@ class SessionConfig:
     answer_timeout_s: float = 30.0
     """How long the application may take to answer a request; then TIMEOUT is sent."""
 
+    fill_timeout_s: float | None = None
+    """How long a FETCH or a fill without FILL_TIMEOUT may stand still for want of what its Track
+    does not know yet; then that is told as timed out. None: for ever. An Object of which the rest
+    does not come for so long costs its stream."""
+
     done_timeout_s: float = 10.0
     """How long nothing may come of the streams that are due after PUBLISH_DONE; then the
     subscription ends incomplete. So does a FETCH whose request stream ended so long ago, if its

@@ -101,9 +101,11 @@ class Context:
         """Close our direction of a stream: no more messages from us."""
         self.commands.append(SendStreamData(stream_id, b"", fin=True))
 
-    def reset(self, stream_id: StreamId, code: StreamErrorCode | int) -> None:
-        """Give up on our direction of a stream."""
-        self.commands.append(ResetStream(stream_id, code))
+    def reset(
+        self, stream_id: StreamId, code: StreamErrorCode | int, *, after_delivery: bool = False
+    ) -> None:
+        """Give up on our direction of a stream, at once or once what was sent has arrived."""
+        self.commands.append(ResetStream(stream_id, code, after_delivery))
 
     def stop(self, stream_id: StreamId, code: StreamErrorCode) -> None:
         """Ask the peer to give up on its direction of a stream."""

@@ -376,6 +376,7 @@ class Session:
         range_filters: Iterable[RangeFilter] = (),
         priority: int = 128,
         group_order: GroupOrder = GroupOrder.ASCENDING,
+        fill_timeout_ms: int | None = None,
         pieces: bool = False,
     ) -> RequestId:
         """Ask for past Objects of a Track (MOQT, "FETCH").
@@ -383,8 +384,13 @@ class Session:
         Returns and raises as :meth:`subscribe`; FetchAccepted or RequestRefused answers, Objects
         may come ahead of it, FetchEnded is the last event. With ``pieces`` they come as
         ObjectBegan and ObjectPiece.
+
+        ``fill_timeout_ms``: milliseconds that a relay may wait for what it has not, in total;
+        then that comes as RangeMarked. 0: what is at hand. None: as it likes.
         """
-        values = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
+        values: dict[P, Any] = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
+        if fill_timeout_ms is not None:
+            values[P.FILL_TIMEOUT] = fill_timeout_ms
         parameters = self._checked(values, range_filters, priority)
         request_id, stream_id = self._open_request(Fetch(0, track, parameters))
         fetch = OwnFetch(

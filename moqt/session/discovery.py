@@ -149,6 +149,7 @@ class OwnNamespaceSubscription(OwnRequest):
         super().__init__(context, request_id, stream_id)
         self.prefix = prefix
         self._present: set[TrackNamespace] = set()
+        self._last_gone: TrackNamespace | None = None
 
     def message_received(self, message: Message) -> None:
         """The answer must come first; what follows is relative to the prefix."""
@@ -196,8 +197,13 @@ class OwnNamespaceSubscription(OwnRequest):
 
     def _gone(self, namespace: TrackNamespace) -> None:
         if namespace not in self._present:
+            # Ahead of its NAMESPACE it is a violation (MOQT, "Namespace Discovery"). Said twice
+            # it is not ahead of it, and relays do say so twice of a publisher that is lost.
+            if namespace == self._last_gone:
+                return
             raise ProtocolError("NAMESPACE_DONE ahead of its NAMESPACE")
         self._present.remove(namespace)
+        self._last_gone = namespace
         self._context.emit(NamespaceGone(request_id=self.request_id, namespace=namespace))
 
     def _finish(self, code: int, *, by_peer: bool) -> None:

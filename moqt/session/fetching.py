@@ -26,7 +26,7 @@ from moqt.session.events import (
     TrackStatusAccepted,
 )
 from moqt.session.localtrack import LocalTrack
-from moqt.session.publishing import FetchFlow, Selection
+from moqt.session.publishing import FetchFlow, Patience, Selection
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.session.subscription import AliasDirectory
@@ -215,9 +215,14 @@ class PeerFetch(PeerRequest):
         self._queue = queue
         self._track: LocalTrack | None = None
         self._flow: FetchFlow | None = None
+        # The time until the application answers counts, too.
+        self._patience = Patience(context, parameters.get(P.FILL_TIMEOUT), self.track_changed)
 
     def accept(self, track: LocalTrack) -> None:
         """Send FETCH_OK and then the Objects; INVALID_RANGE if there can be none."""
+        if track.is_malformed:
+            self.decline(RequestErrorCode.MALFORMED_TRACK, "the track broke its own rules")
+            return
         wanted: LocationFilter = self._parameters.get(P.LOCATION_FILTER) or LocationFilter.none()
         span = wanted.resolve_fetch(track.largest)
         if span is None or span.end is None:
@@ -236,7 +241,13 @@ class PeerFetch(PeerRequest):
             group_order=order,
         )
         self._track = track
-        self._flow = FetchFlow(self._context, selection, track, request_id=self.request_id)
+        self._flow = FetchFlow(
+            self._context,
+            selection,
+            track,
+            request_id=self.request_id,
+            patience=self._patience,
+        )
         end_of_track, end = _end_location(track, span)
         include = parameters.get(P.INCLUDE_PROPERTIES, 1)
         self.send(
@@ -262,11 +273,12 @@ class PeerFetch(PeerRequest):
 
     def candidate(self, admit: Admission) -> Flow | None:
         """Return the one flow, if it may send."""
-        flow = self._flow
+        flow, track = self._flow, self._track
+        if flow is not None and track is not None and track.is_malformed:
+            flow.give_up(StreamErrorCode.MALFORMED_TRACK)  # (MOQT, "Malformed Tracks")
         self.has_waiting = flow is not None and flow.has_data()
         if flow is None:
             return None
-        track = self._track
         over = track is not None and track.ended is not None and not flow.is_pending
         if over and not self.has_waiting:
             # Only the rest of an Object is waited for here, and that will not come any more.
@@ -294,6 +306,10 @@ class PeerFetch(PeerRequest):
         if self._flow is not None:
             self._flow.cut(StreamErrorCode.CANCELLED)
         self._release()
+
+    def _end(self) -> None:
+        super()._end()
+        self._patience.stop()
 
     def _release(self) -> None:
         self._queue.forget(self)

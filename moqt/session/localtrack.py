@@ -340,6 +340,10 @@ def _check_priority(subgroup: LocalSubgroup, priority: int) -> None:
         )
 
 
+#: An Object that is held, and where.
+Held = tuple[LocalSubgroup, LocalObject]
+
+
 @dataclass(frozen=True, slots=True)
 class TrackEnd:
     """Why no further Object will be published."""
@@ -356,6 +360,10 @@ class TrackReader(Protocol):
 
         ``position`` counts the Subgroups of the Track in order of their opening.
         """
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is not paused, or wants to go on."""
 
 
 class LocalTrack:
@@ -418,11 +426,17 @@ class LocalTrack:
         self._group_ends: dict[int, int] = {}  # of Groups that are held
         self._watchers: dict[Watcher, None] = {}
         self._readers: dict[TrackReader, None] = {}
+        self._on_wanted: Watcher | None = None
 
     @property
     def octets(self) -> int:
         """Payload octets held."""
         return self._octets
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether it ended because it broke its own rules: nothing more is sent of it."""
+        return self.ended is not None and self.ended.code is PublishDoneCode.MALFORMED_TRACK
 
     # -- publishing ------------------------------------------------------------------------------
 
@@ -477,11 +491,7 @@ class LocalTrack:
         """Go on with a Subgroup that was cut; see :meth:`LocalSubgroup.resume`."""
         self.check_open()
         group_id, subgroup_id = subgroup.group_id, subgroup.subgroup_id
-        live = [
-            other
-            for other in self._siblings(group_id, subgroup_id)
-            if not isinstance(other, StoredSubgroup)
-        ]
+        live = self.pieces_of(group_id, subgroup_id)
         if subgroup.cut_code is None or (live and live[-1] is not subgroup):
             raise UsageError(f"subgroup {subgroup_id} of group {group_id} goes on elsewhere")
         last = max((other.objects[-1].object_id for other in live if other.objects), default=-1)
@@ -523,6 +533,14 @@ class LocalTrack:
         )
         self._enter(stored)
         return stored
+
+    def pieces_of(self, group_id: int, subgroup_id: int) -> list[LocalSubgroup]:
+        """Return a Subgroup in the pieces that it was opened and resumed in, in that order."""
+        return [
+            subgroup
+            for subgroup in self._siblings(group_id, subgroup_id)
+            if not isinstance(subgroup, StoredSubgroup)
+        ]
 
     def raise_largest(self, location: Location) -> None:
         """Note a Largest Object that somebody else knows of; a smaller one changes nothing."""
@@ -571,6 +589,31 @@ class LocalTrack:
                 if isinstance(subgroup, StoredSubgroup):
                     subgroup.freed = 0  # it was not filled from the front
                 self._free(subgroup, len(subgroup.objects))
+
+    def let_go(self, objects: Sequence[Held]) -> list[Held]:
+        """Let go of the payloads of Objects that may not be kept any longer.
+
+        Fills and fetches are told that they are unknown. Return those that stay for now: that are
+        not whole, or that a subscription has still to be sent.
+        """
+        places = {subgroup: position for position, subgroup in self.subgroups_since(0)}
+        stay: list[Held] = []
+        octets = 0
+        for subgroup, obj in objects:
+            position = places.get(subgroup)
+            index = bisect_left(subgroup.objects, obj.object_id, key=_object_id)
+            if not obj.dropped and (
+                not obj.is_whole
+                or (
+                    position is not None
+                    and any(r.needs_from(subgroup, position) <= index for r in self._readers)
+                )
+            ):
+                stay.append((subgroup, obj))
+            else:
+                octets += self._empty(obj)
+        self._give_back(octets)
+        return stay
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -650,11 +693,45 @@ class LocalTrack:
     def attach(self, reader: TrackReader) -> None:
         """Keep Objects for ``reader`` until it has sent them."""
         self._readers[reader] = None
+        if reader.is_running:
+            self.want()
 
     def detach(self, reader: TrackReader) -> None:
         """Keep nothing for ``reader`` any more."""
         if self._readers.pop(reader, self) is None:
             self.trim()
+
+    # -- sleeping --------------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a subscription to it runs, or wants to go on."""
+        return any(reader.is_running for reader in self._readers)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether its publisher was told to pause; see :meth:`sleep`."""
+        return self._on_wanted is not None and self.ended is None
+
+    def sleep(self, on_wanted: Watcher) -> None:
+        """Nothing will be published until somebody wants it: for who passes a Track on.
+
+        ``on_wanted`` is called each time a subscription begins or wants to go on. An update by
+        which it does is answered after :meth:`wake`, since up to where there are Objects is not
+        known before that.
+        """
+        self._on_wanted = on_wanted
+
+    def wake(self) -> None:
+        """The Largest Object is known again, and more is published. Also when awake."""
+        if self._on_wanted is not None:
+            self._on_wanted = None
+            self.changed(0)
+
+    def want(self) -> None:
+        """A subscription wants what is published from now on (called by readers)."""
+        if self.is_asleep and self._on_wanted is not None:
+            self._on_wanted()
 
     # -- called by Subgroups and by readers ------------------------------------------------------
 
@@ -771,13 +848,20 @@ class LocalTrack:
     def _free(self, subgroup: LocalSubgroup, upto: int) -> None:
         octets = 0
         for obj in subgroup.objects[subgroup.freed : upto]:
-            octets += obj.have
-            obj.parts, obj.dropped = [], True
+            octets += self._empty(obj)
         subgroup.freed = max(subgroup.freed, upto)
-        if octets:
-            self._octets -= octets
-            if self._budget is not None:
-                self._budget.give_back(octets)
+        self._give_back(octets)
+
+    def _empty(self, obj: LocalObject) -> int:
+        """Let go of a payload, if that has not been done; return its octets."""
+        octets = 0 if obj.dropped else obj.have
+        obj.parts, obj.dropped = [], True
+        return octets
+
+    def _give_back(self, octets: int) -> None:
+        self._octets -= octets
+        if self._budget is not None and octets:
+            self._budget.give_back(octets)
 
     def _forget(self, subgroup: LocalSubgroup) -> None:
         siblings = self._groups[subgroup.group_id]

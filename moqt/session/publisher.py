@@ -5,6 +5,7 @@ PUBLISH of ours. Which Objects go on which stream is the same for both.
 """
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,14 +17,14 @@ from moqt.codepoints import (
     StreamErrorCode,
 )
 from moqt.codepoints import ParameterType as P
-from moqt.errors import ProtocolError
+from moqt.errors import ProtocolError, TooManyRequestUpdates
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.commands import StreamId
 from moqt.session.context import Context
 from moqt.session.events import PeerRequestEnded, PublicationEnded, PublishAccepted, RequestId
 from moqt.session.localtrack import LocalSubgroup, LocalTrack
-from moqt.session.publishing import FetchFlow, ObjectFlow, Selection, SubgroupFlow
+from moqt.session.publishing import FetchFlow, ObjectFlow, Patience, Selection, SubgroupFlow
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, RequestStream, shortened
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.session.subscription import Input, State, advance, fill_range, replaced
@@ -71,8 +72,14 @@ class Publisher(RequestStream):
         self._flow_of: dict[LocalSubgroup, SubgroupFlow] = {}
         self._fills: list[FetchFlow] = []
         self._stream_count = 0
+        self._held_updates: deque[tuple[RequestId, RequestUpdate]] = deque()
 
     # -- verbs -----------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is not paused, or wants to go on."""
+        return self._forward or bool(self._held_updates)
 
     @property
     def is_served(self) -> bool:
@@ -114,6 +121,8 @@ class Publisher(RequestStream):
         if self.over or self._track is None:
             return None
         self._adopt_new_subgroups(self._track)
+        if self._track.is_malformed:
+            self._cut_all(StreamErrorCode.MALFORMED_TRACK)
         self.has_waiting = False
         best: ObjectFlow | None = None
         may_open = True
@@ -137,6 +146,11 @@ class Publisher(RequestStream):
 
     def track_changed(self) -> None:
         """The Track has more, or has ended."""
+        if self._held_updates and self._track is not None and not self._track.is_asleep:
+            held, self._held_updates = self._held_updates, deque()
+            for update_id, message in held:
+                if not self.over:
+                    self.update_received(update_id, message)
         self._queue.wake(self)
         if self._context.wake is not None:
             self._context.wake()
@@ -162,6 +176,9 @@ class Publisher(RequestStream):
         track = self._track
         assert track is not None, "updates wait until the request is answered"
         parameters = message.parameters
+        if self._held_updates or (track.is_asleep and parameters.get(P.FORWARD, self._forward)):
+            self._hold(track, update_id, message)
+            return
         in_force = self._parameters | {k: v for k, v in parameters.items() if k in RANGE_FILTERS}
         asked = {**in_force, P.FILL_PARAMETERS: parameters.get(P.FILL_PARAMETERS)}
         limit = self._context.config.max_filter_ranges
@@ -190,6 +207,14 @@ class Publisher(RequestStream):
         self.send(RequestOk(Parameters(self._largest(track)), ()))
         self._open_fill(update_id, parameters.get(P.FILL_PARAMETERS))
         self._queue.wake(self)
+
+    def _hold(self, track: LocalTrack, update_id: RequestId, message: RequestUpdate) -> None:
+        """Keep an update until the Track is awake, and those behind it."""
+        limit, held = self._context.config.max_request_updates, self._held_updates
+        if limit and len(held) >= limit:
+            raise TooManyRequestUpdates(f"{len(held) + 1} unanswered updates, limit {limit}")
+        held.append((update_id, message))
+        track.want()
 
     def refuse_update(self, code: RequestErrorCode, reason: str) -> None:
         """Answer REQUEST_ERROR, and end the subscription UPDATE_FAILED."""
@@ -225,7 +250,10 @@ class Publisher(RequestStream):
         self._queue.forget(self)
         self._live.clear()
         self._flow_of.clear()
+        for fill in self._fills:
+            fill.patience.stop()
         self._fills.clear()
+        self._held_updates.clear()
         if self._track is not None:
             self._track.unwatch(self.track_changed)
             self._track.detach(self)
@@ -301,6 +329,8 @@ class Publisher(RequestStream):
             for flow in done:
                 if isinstance(flow, SubgroupFlow):
                     self._flow_of.pop(flow.subgroup, None)
+                elif isinstance(flow, FetchFlow):
+                    flow.patience.stop()
         track.trim()
         # A subscriber that answers a PUBLISH can still ask for a fill, so the answer is waited for.
         over = ended and self.answered and not self._fills and not self._live
@@ -328,6 +358,7 @@ class Publisher(RequestStream):
                 selection,
                 track,
                 request_id=request_id,
+                patience=Patience(self._context, inner.get(P.FILL_TIMEOUT), self.track_changed),
                 order_differs=order is not outer.group_order,
             )
         )

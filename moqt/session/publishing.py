@@ -5,7 +5,7 @@ asked for them. Both kinds work alike: the head of an Object (a few octets that 
 the stream carried before) and then the payload's own pieces, uncopied.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from moqt.codepoints import (
@@ -89,6 +89,10 @@ class ObjectFlow:
         """Whether :meth:`_next` would return something."""
         raise NotImplementedError
 
+    def _is_stalled(self) -> bool:
+        """Whether the rest of an Object is waited for no longer."""
+        return False
+
     def _at_end(self) -> bool:
         """Whether nothing will ever come after what was sent."""
         raise NotImplementedError
@@ -105,7 +109,7 @@ class ObjectFlow:
             return False
         obj = self._object
         if obj is not None:
-            return self._part < len(self._parts) or obj.dropped
+            return self._part < len(self._parts) or obj.dropped or self._is_stalled()
         if self._has_next():
             return True
         if not self._at_end() and self._cut_code() is None:
@@ -143,11 +147,16 @@ class ObjectFlow:
                     self._object, self._parts, self._part, self._offset = obj, obj.parts, 0, 0
                 continue
             if self._part == len(self._parts):
-                if obj.dropped and not small and not pieces:
-                    # Its rest will never come. What shows whose stream this is has been sent.
-                    code = obj.cut_code
-                    self.cut(StreamErrorCode.INTERNAL_ERROR if code is None else code)
-                    return [], 0
+                if not small and not pieces:
+                    # What shows whose stream this is has been sent.
+                    if obj.dropped:  # its rest will never come
+                        code = obj.cut_code
+                        code = StreamErrorCode.INTERNAL_ERROR if code is None else code
+                        self.cut(code, after_delivery=True)
+                        return [], 0
+                    if self._is_stalled():
+                        self.cut(StreamErrorCode.DELIVERY_TIMEOUT, after_delivery=True)
+                        return [], 0
                 break  # the rest of a payload that is still being made
             part = self._parts[self._part]
             size = min(len(part) - self._offset, limit - taken - len(small))
@@ -170,7 +179,7 @@ class ObjectFlow:
             self.finished = self._at_end()
             if not self.finished and not small and not pieces:
                 if (code := self._cut_code()) is not None:
-                    self.cut(code)
+                    self.cut(code, after_delivery=True)
                 return [], 0
         if small or not pieces:
             pieces.append(bytes(small))
@@ -181,11 +190,16 @@ class ObjectFlow:
             for index, piece in enumerate(pieces)
         ], taken
 
-    def cut(self, code: StreamErrorCode | int) -> None:
-        """End the stream by a reset; what it had not sent is not sent."""
+    def cut(self, code: StreamErrorCode | int, *, after_delivery: bool = False) -> None:
+        """End the stream by a reset; what it had not sent is not sent.
+
+        Args:
+            code: What it is reset with.
+            after_delivery: Let what was sent arrive first: the Objects before are good.
+        """
         if not self.finished and self.stream_id is not None:
             self._context.open_streams.ended(self.stream_id)
-            self._context.reset(self.stream_id, code)
+            self._context.reset(self.stream_id, code, after_delivery=after_delivery)
         self.finished = True
 
 
@@ -349,6 +363,63 @@ _MARKERS = {
 _BATCH = 64
 
 
+class Patience:
+    """How long a fetch stream waits for what its Track does not know yet (MOQT, "FILL_TIMEOUT").
+
+    Args:
+        context: Of the session; its ``fill_timeout_s`` counts where nothing is stated.
+        stated_ms: FILL_TIMEOUT: from now on, in total. 0: what is at hand. None: not stated; then
+            only the time counts in which the stream stands still.
+        on_over: Called when it is over, and when an Object that was begun is not waited for
+            any longer.
+    """
+
+    def __init__(
+        self, context: Context, stated_ms: int | None, on_over: Callable[[], None]
+    ) -> None:
+        self._timers = context.timers
+        self._on_over = on_over
+        self._limit_s = context.config.fill_timeout_s
+        self._waits = False
+        self.is_over = stated_ms == 0
+        """What is missing is told as timed out from now on."""
+
+        self.is_stalled = False
+        """Nor is the rest of an Object waited for that was begun."""
+
+        self._is_total = stated_ms is not None
+        if stated_ms:
+            self._limit_s = self._limit_s or stated_ms / 1000
+            self._timers.start(self, stated_ms / 1000)
+
+    def waits(self, waits: bool) -> None:
+        """Note whether the stream stands still for want of something to send."""
+        if waits is self._waits:
+            return
+        self._waits = waits
+        if not self._is_total or self.is_over:
+            self._watch()
+
+    def stop(self) -> None:
+        """The stream is over."""
+        self._timers.stop(self)
+
+    def timer_expired(self) -> None:
+        """The time is over."""
+        if self._is_total and not self.is_over:
+            self.is_over = True
+            self._watch()  # an Object that was begun may still come to its end
+        else:
+            self.is_over = self.is_stalled = True
+        self._on_over()
+
+    def _watch(self) -> None:
+        if self._waits and self._limit_s is not None:
+            self._timers.start(self, self._limit_s)
+        else:
+            self._timers.stop(self)
+
+
 class FetchFlow(ObjectFlow):
     """A stored range of a Track, on one fetch stream: a FETCH, or the fill of a subscription."""
 
@@ -361,14 +432,17 @@ class FetchFlow(ObjectFlow):
         track: LocalTrack,
         *,
         request_id: RequestId,
+        patience: Patience | None = None,
         order_differs: bool = False,
     ) -> None:
         super().__init__(context, selection)
         self.request_id = request_id
+        self.patience = patience or Patience(context, None, lambda: None)
         self._order_differs = int(order_differs)
         self._writer = FetchWriter(selection.group_order)
-        self._steps = _Walk(track, selection).steps()
+        self._steps = _Walk(track, selection, self.patience).steps()
         self._is_over = False
+        self._given_up: StreamErrorCode | None = None
         self.is_pending = False
         """It waits at a Location of which the Track does not know yet."""
 
@@ -393,13 +467,34 @@ class FetchFlow(ObjectFlow):
             0,
         )
 
+    def has_data(self) -> bool:
+        """Whether :meth:`pull` would send something: octets, or the end."""
+        found = super().has_data()
+        self.patience.waits(not found and not self.finished)
+        return found
+
+    def _is_stalled(self) -> bool:
+        return self.patience.is_stalled
+
     def _opens_empty(self) -> bool:
         return True  # a FETCH whose range holds nothing is a header and FIN
+
+    def give_up(self, code: StreamErrorCode) -> None:
+        """End by a reset; a stream that is not open yet shows first whose it is."""
+        if self.stream_id is None:
+            self._given_up = code
+        else:
+            self.cut(code)
+
+    def _cut_code(self) -> StreamErrorCode | int | None:
+        return self._given_up
 
     def _open(self) -> bytes:
         return FetchHeader(self.request_id).encode()
 
     def _has_next(self) -> bool:
+        if self._given_up is not None:
+            return False
         if self._step is None and not self._is_over:
             self._step = next(self._steps, _OVER)
             self._is_over = self._step is _OVER
@@ -407,9 +502,15 @@ class FetchFlow(ObjectFlow):
             if self._is_over:
                 self._step = None
         step = self._step
-        if isinstance(step, _Stored) and step.object.dropped:  # since it was looked up
-            upto = Location(step.subgroup.group_id, step.object.object_id)
-            self._step = _Marked(RangeMarkerKind.UNKNOWN, upto)
+        if isinstance(step, _Stored):
+            kind: RangeMarkerKind | None = None
+            if step.object.dropped:  # since it was looked up
+                kind = RangeMarkerKind.UNKNOWN
+            elif self.patience.is_over and not step.object.is_whole:
+                kind = RangeMarkerKind.TIMED_OUT
+            if kind is not None:
+                upto = Location(step.subgroup.group_id, step.object.object_id)
+                self._step = _Marked(kind, upto)
         return step is not None
 
     def _next(self) -> tuple[bytes, LocalObject | None] | None:
@@ -431,7 +532,7 @@ class FetchFlow(ObjectFlow):
         return head, obj
 
     def _at_end(self) -> bool:
-        return not self._has_next() and self._is_over
+        return not self._has_next() and self._is_over and self._given_up is None
 
 
 _OVER = _Marked(RangeMarkerKind.NON_EXISTENT, Location(0, 0))
@@ -446,10 +547,12 @@ class _Walk:
     Args:
         track: What is walked through.
         selection: The range, which is closed, and what is wanted of it.
+        patience: How long it waits.
     """
 
-    def __init__(self, track: LocalTrack, selection: Selection) -> None:
+    def __init__(self, track: LocalTrack, selection: Selection, patience: Patience) -> None:
         self._track = track
+        self._patience = patience
         self._selection = selection
         self._start = selection.range.start
         assert selection.range.end is not None, "the range of a fetch is closed"
@@ -511,6 +614,8 @@ class _Walk:
             held: The next one, in order, of which an Object is held; None: none up to the end.
         """
         first, last, knowledge = self._track.run_at(at)
+        if knowledge is Knowledge.PENDING and self._patience.is_over:
+            knowledge = Knowledge.TIMED_OUT
         if knowledge is Knowledge.PENDING:
             if self._gap is not None and self._gap[0] is not Knowledge.COMPLETE:
                 yield from self._say(marker_follows=True)

@@ -69,17 +69,19 @@ def relay(
     peer_commands: Path, certificates: CertificateFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Relay]:
     """One relay for all tests: each has namespaces of its own."""
+    with _started_from(peer_commands, tmp_path_factory.mktemp("relay")) as start:
+        yield start_relay(start, certificates)
+
+
+def start_relay(start_peer: StartPeer, certificates: CertificateFiles) -> Relay:
+    """Start a relay of the peer's; return when it listens."""
     port = free_port()
-    process = PeerProcess(
-        peer_commands / "moq-interop-relay",
+    process = start_peer(
+        "moq-interop-relay",
         *("--port", str(port), "--quic", "--draft", "22"),
         *("--cert", certificates.certificate_file, "--key", certificates.key_file),
         # Objects larger than its ring vanish without an error, and the default is 1 MiB.
         *("--stream-ring-cap", str(16 << 20), "--max-inflight-bytes", str(8 << 20)),
-        folder=tmp_path_factory.mktemp("relay"),
     )
-    try:
-        process.wait_for_line(f"UDP port {port}")
-        yield Relay(f"moqt://127.0.0.1:{port}/", process)
-    finally:
-        process.stop()
+    process.wait_for_line(f"UDP port {port}")
+    return Relay(f"moqt://127.0.0.1:{port}/", process)

@@ -33,7 +33,17 @@ FACES = {"moqt": 0, "kvcs": 5}
 #: The only places that may know of event loops, tasks, sockets, threads, processes and QUIC.
 SHELL = (
     "moqt.aio",
+    "moqt.relay.answers",
+    "moqt.relay.holdings",
+    "moqt.relay.mending",
+    "moqt.relay.neighbours",
+    "moqt.relay.offers",
+    "moqt.relay.pausing",
+    "moqt.relay.readers",
     "moqt.relay.server",
+    "moqt.relay.sources",
+    "moqt.relay.tasks",
+    "moqt.relay.track",
     "moqt.relay.upstream",
     "kvcs.lifecycle",
     "kvcs.link",

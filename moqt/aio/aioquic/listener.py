@@ -98,6 +98,18 @@ class Listener:
         """The connections of the moment, those in their handshake or closing included."""
         return tuple(self._transports)
 
+    def identify(self, tls: ServerTls) -> None:
+        """Show another certificate to those who connect from now on.
+
+        aioquic 1.7.2 keeps the configuration that a connection was made with, and takes the
+        certificate from it with the first packet. So it is replaced as a whole, never changed.
+
+        Raises:
+            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
+        """
+        alpn = self._configuration.alpn_protocols or ()
+        self._configuration = server_configuration(self._settings, tls, alpn)
+
     def stop_accepting(self) -> None:
         """Refuse new connections from now on; those there are go on."""
         self._accepting = False

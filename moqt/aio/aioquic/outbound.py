@@ -97,6 +97,7 @@ class Outbound:
         "id_octets",
         "queued",
         "reset",
+        "reset_code",
         "sender",
         "stream",
         "stream_id",
@@ -115,11 +116,14 @@ class Outbound:
         self.queued = False
         self.fin = False
         self.reset = False
+        self.reset_code: int | None = None  # of a reset that waits until all has been acknowledged
 
     @property
     def writable(self) -> bool:
         """Whether more may be appended."""
-        return not (self.fin or self.reset or self.sender.is_finished)
+        return not (
+            self.fin or self.reset or self.reset_code is not None or self.sender.is_finished
+        )
 
 
 class OutboundStreams(BaseConnection):
@@ -151,8 +155,11 @@ class OutboundStreams(BaseConnection):
         self._handed_over += octets
         self._enqueue(out)
 
-    def reset(self, stream_id: int, code: int) -> None:
-        """Send RESET_STREAM in place of what has not been sent and acknowledged."""
+    def reset(self, stream_id: int, code: int, *, after_delivery: bool = False) -> None:
+        """Send RESET_STREAM in place of what has not been sent and acknowledged.
+
+        With ``after_delivery``, once everything has been.
+        """
         out = self._outbound.get(stream_id)
         if out is None:
             if self._is_over(stream_id):
@@ -160,6 +167,11 @@ class OutboundStreams(BaseConnection):
             # Also for a stream that was never opened: opening a later one would open it too, and
             # then it would stay open for ever.
             out = self._outbound_of(self._get_or_create_stream_for_send(stream_id))
+        if out.reset or (after_delivery and out.fin):
+            return
+        if after_delivery and out.unacked:
+            out.reset_code = code
+            return
         out.sender.reset(code)
         self._note_reset(out)
 
@@ -330,6 +342,8 @@ class OutboundStreams(BaseConnection):
             self.unacked -= octets
             if out.sender.is_finished:
                 self._ended.append(out.stream)
+            elif out.reset_code is not None and not out.unacked:
+                self.reset(out.stream_id, out.reset_code)
         else:
             self._enqueue(out, first=True)
 

@@ -65,7 +65,7 @@ class AioquicTransport:
         self._flush_wanted = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._last_heard = self._last_ping = now = time.monotonic()
+        self._last_ping = now = time.monotonic()
         self._handshake_deadline: float | None = now + HANDSHAKE_LIMIT_S
         self._over = asyncio.Event()
         self.on_connected: Callable[[], None] = lambda: None
@@ -103,10 +103,10 @@ class AioquicTransport:
             self._connection.write(stream_id, data, fin)
             self._take_turn()
 
-    def reset_stream(self, stream_id: int, code: int) -> None:
-        """Give up on a stream we were sending."""
+    def reset_stream(self, stream_id: int, code: int, *, after_delivery: bool = False) -> None:
+        """Give up on a stream we were sending, at once or once what was sent has arrived."""
         if not self._closing:
-            self._connection.reset(stream_id, code)
+            self._connection.reset(stream_id, code, after_delivery=after_delivery)
             self._take_turn()
 
     def stop_sending(self, stream_id: int, code: int) -> None:
@@ -138,6 +138,18 @@ class AioquicTransport:
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on."""
         if self._connection.consume(stream_id, octets):
+            self._take_turn()
+
+    @property
+    def heard_at(self) -> float:
+        """When the peer gave the last sign of life."""
+        return self._connection.heard_at
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+        self._last_ping = time.monotonic()
+        if self._lost is None:
+            self._connection.send_ping(0)
             self._take_turn()
 
     def close(self, code: int, reason: str, *, drain_s: float = 0.0) -> None:
@@ -180,9 +192,8 @@ class AioquicTransport:
             if self._late_batches & (self._late_batches - 1) == 0:
                 self._send(self._farewell)
             return
-        self._last_heard = now = time.monotonic()
         try:
-            self._connection.receive(datagrams, address, now)
+            self._connection.receive(datagrams, address, time.monotonic())
         except Exception:  # a packet must not take down the other connections of the endpoint
             _log_failure("QUIC engine failed on a packet")
             self._connection.close(QuicErrorCode.INTERNAL_ERROR, QuicFrameType.PADDING)
@@ -393,7 +404,7 @@ class AioquicTransport:
 
     @property
     def _keepalive_at(self) -> float:
-        return max(self._last_heard, self._last_ping) + self._connection.idle_timeout_s / 3
+        return max(self.heard_at, self._last_ping) + self._connection.idle_timeout_s / 3
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -412,8 +423,7 @@ class AioquicTransport:
                 self._engine_failed()
                 return
         if self._keeps_alive and now >= self._keepalive_at:
-            self._last_ping = now
-            self._connection.send_ping(0)
+            self.ping()
         self._run()
 
 

@@ -22,10 +22,13 @@ class Unpacking(KeyUpdates):
         super().__init__(settings, **arguments)
         self._heard = False  # an authentic packet, since the idle timer was set
         self.packets_received = 0
+        self.heard_at = 0.0
+        """When an authentic packet came last; 0 before the first."""
 
     def receive(self, datagrams: Sequence[bytes], address: Address, now: float) -> None:
         """Take datagrams that came from one address."""
         self.packets_received += len(datagrams)
+        closes_at = self._close_at
         fast = self._fast_context(address, now)
         for data in datagrams:
             if fast is None or not self._receive_short(data, fast):
@@ -37,6 +40,10 @@ class Unpacking(KeyUpdates):
             self._heard = False
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = False
+        if self._close_at != closes_at:
+            # What moves the idle timer is a sign of life, and nothing else is: a peer that has
+            # forgotten the connection may answer everything with a stateless reset.
+            self.heard_at = now
 
     def _fast_context(self, address: Address, now: float) -> QuicReceiveContext | None:
         """Return what frames are received in, or None while packets need the whole machinery."""

@@ -33,7 +33,7 @@ What cannot be made, and is different from the engine ``aioquic`` therefore:
 * A listener that stopped accepting, or at the address of another host, refuses a client when its
   handshake is through.
 * A sign of life (``heard_at``) is noticed when the figures of the connection are looked at, which
-  ``ping`` asks for; PINGs are sent every second of silence where ``keepalive`` is set.
+  ``ping`` asks for; PINGs are sent every half second of silence, where ``keepalive`` is set.
 * A listener cannot change its certificate.
 * ``stats`` knows no ``packets_received`` and no ``key_updates``.
 

@@ -19,7 +19,7 @@ MAX_STREAMS_BIDI = 4096
 MAX_STREAMS_UNI = 1024
 
 #: Silence that a PING breaks, where the settings want it broken.
-KEEPALIVE_S = 1.0
+KEEPALIVE_S = 0.5
 
 #: The largest DATAGRAM frame that is accepted; more than any packet carries.
 MAX_DATAGRAM_FRAME = 65_535

@@ -644,6 +644,37 @@ async def test_a_reset_is_told_and_its_credit_comes_back(certificates: Certifica
         assert not pair.server.transport._connection._inbound
 
 
+async def test_a_reset_after_delivery_takes_nothing_back(certificates: CertificateFiles) -> None:
+    async with connected(certificates, server=SMALL) as pair:
+        transport = pair.client.transport
+        for stream_id in (6, 10, 14):  # each more than the window of its stream
+            transport.send_stream_data(stream_id, bytes(100_000))
+            transport.reset_stream(stream_id, 9, after_delivery=True)
+            transport.send_stream_data(stream_id, b"too late")
+        transport.reset_stream(18, 9, after_delivery=True)  # nothing to wait for
+        await pair.server.until(lambda: {6, 10, 14, 18} <= pair.server.resets.keys())
+
+        assert {s: len(data) for s, data in pair.server.data.items()} == {
+            6: 100_000, 10: 100_000, 14: 100_000,
+        }  # fmt: skip
+        assert set(pair.server.resets.values()) == {9}
+
+
+async def test_a_reset_at_once_overtakes_one_that_waits(certificates: CertificateFiles) -> None:
+    async with connected(certificates, server=SMALL) as pair:
+        pair.server.consumes = False
+        await begin(pair, 6)
+        pair.client.transport.reset_stream(6, 9, after_delivery=True)
+        pair.client.transport.reset_stream(6, 5)
+        await begin(pair, 10)
+        pair.client.transport.reset_stream(10, 9, after_delivery=True)
+        pair.server.transport.stop_sending(10, 3)
+        await pair.server.until(lambda: {6, 10} <= pair.server.resets.keys())
+
+        assert pair.server.resets[6] == 5
+        assert len(pair.server.data[10]) < 100_000
+
+
 async def test_a_stopped_stream_is_reset_and_its_credit_comes_back(
     certificates: CertificateFiles,
 ) -> None:

@@ -166,14 +166,15 @@ async def test_silence_is_noticed_by_the_connection_too(certificates: Certificat
             uri=spec.uri, tls=spec.tls, quic=QuicSettings(idle_timeout_s=0.6)
         )
         async with asyncio.timeout(PATIENCE_S):
-            async with consume(expectations(), [impatient], sink, settings=hasty()) as retrieval:
+            settings = hasty(deadline_s=2.5)
+            async with consume(expectations(), [impatient], sink, settings=settings) as retrieval:
                 await sink.reached(placed_before(1, 2).total())
                 process.kill()
                 events = [event async for event in retrieval]
 
     [failed] = of_kind(events, Failed)
-    assert failed.reason is FailureReason.UNREACHABLE
-    assert "idle" in failed.text
+    assert failed.reason is FailureReason.EXPIRED
+    assert "nobody listens" in failed.text  # so it has tried to come back
     assert missing_places(failed) + sink.placed == EVERYTHING
 
 
@@ -386,12 +387,13 @@ async def mute(
 async def test_a_relay_that_never_answers_before_the_first_manifest_is_left_in_time(
     certificates: CertificateFiles, ignored: set[str], found: int, by: str
 ) -> None:
-    settings = hasty(deadline_s=0.6) if by == "deadline" else hasty(request_timeout_s=0.3)
+    # Time for a handshake on a machine that does other work too, which it must not run out on.
+    settings = hasty(deadline_s=1.5) if by == "deadline" else hasty(request_timeout_s=0.3)
     sink = CountingSink()
 
     async with mute(certificates, ignored.__contains__) as spec:
         retrieval = consume(expectations(), [spec], sink, settings=settings)
-        events, failed = await ended_within(0.6, retrieval)
+        events, failed = await ended_within(1.5 if by == "deadline" else 0.6, retrieval)
 
     assert len(of_kind(events, PublicationFound)) == found
     assert not of_kind(events, ManifestAccepted)

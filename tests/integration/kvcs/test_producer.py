@@ -269,7 +269,7 @@ async def test_an_abandoned_publication_ends_with_an_error_and_is_gone(
             pass
         assert subscription.ended is not None
         assert subscription.ended.code == PublishDoneCode.INTERNAL_ERROR
-        assert subscription.ended.reason == "the engine failed"
+        assert subscription.ended.reason == "abandoned: the engine failed"
         with pytest.raises(RequestRejected) as refused:
             await consumer.subscribe(handle.name.track(b"k.raw.s0"))
         assert refused.value.code == RequestErrorCode.DOES_NOT_EXIST

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from kvcs.errors import ConfigError
+from kvcs.producer import relay as producer_relay
 from kvcs.profile.naming import PublicationName
 from kvcs.telemetry import Counter
 from moqt.aio import ClientTls, MoqtConnection, RequestHandler, Server, ServerTls, connect, serve
@@ -161,6 +164,46 @@ async def test_a_lost_relay_is_dialled_again_and_told_the_same_publications(
 
         assert len(relay.connections) == 2
         assert scene.counters[Counter.RELAY_CONNECTS] == 2
+
+
+def deaf(relay: RelayStandIn) -> Any:
+    """Have all that is sent to a relay get lost, for as long as the block lasts."""
+    return mock.patch.object(relay.server._listener, "_route", return_value=None)
+
+
+async def test_a_relay_that_is_gone_without_a_word_is_dialled_again(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_relay, "SILENCE_S", 0.2)
+    async with on_stage(certificates) as scene, relaying(certificates) as relay:
+        handle = scene.open()
+        link = scene.producer.announce_at(relay.uri, tls=scene.spec.tls)
+        await relay.until(handle.name)
+        lost = link.connection
+        relay.connections[0]._transport.abandon()
+        await relay.until_only(1, handle.name)
+        await link.wait_announced(5)
+
+        assert link.connection is not lost
+
+
+async def test_a_relay_that_was_only_deaf_for_a_while_is_not_left(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_relay, "SILENCE_S", 0.2)
+    async with (
+        on_stage(certificates, connect_timeout_s=0.2) as scene,
+        relaying(certificates) as relay,
+    ):
+        before = scene.open()
+        scene.producer.announce_at(relay.uri, tls=scene.spec.tls)
+        await relay.until(before.name)
+        with deaf(relay):
+            await scene.counters.reached(Counter.RELAY_FAILURES, 1)
+        after = scene.open()
+        await relay.until(before.name, after.name)
+
+        assert {holder for holder, _ in relay.present} == {relay.connections[0]}
 
 
 async def test_a_namespace_that_was_refused_or_revoked_is_announced_again(

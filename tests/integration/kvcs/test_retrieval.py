@@ -32,7 +32,6 @@ from kvcs.consumer.retrieval import (
     ConnectionSpec,
     Retrieval,
     RetrievalSettings,
-    Unreachable,
     consume,
 )
 from kvcs.consumer.selection import Wish
@@ -849,6 +848,48 @@ async def test_a_track_that_always_ends_too_early_is_not_asked_for_for_ever(
     assert location_of(of_kind(events, Failed)[0]) == ["k.raw.s0 layers 3-5 blocks 0-4"]
 
 
+@pytest.mark.parametrize(
+    "code", [code for code in PublishDoneCode if code is not PublishDoneCode.TRACK_ENDED]
+)
+async def test_a_track_that_breaks_off_again_and_again_is_asked_for_until_it_is_whole(
+    certificates: CertificateFiles, code: PublishDoneCode
+) -> None:
+    one = fill(publication())
+    sink = CountingSink()
+
+    async with loopback(certificates, one) as net:
+        net.stage.instead[b"k.raw.s0"] = [
+            cut_off(one, "k.raw.s0", layers, code) for layers in (1, 2, 2, 2, 3)
+        ]
+        events = await run(net.retrieve(sink, settings=replace(QUICK, again_s=0.01)))
+
+        assert net.stage.asked.count(b"k.raw.s0") == 6
+        assert len(net.stage.connections) == 1
+    assert isinstance(events[-1], PublicationComplete)
+    assert ready(events) == list(range(LAYERS))
+    assert sink.placed == EVERYTHING
+    assert len(of_kind(events, PublicationFound)) == 1
+    assert not of_kind(events, PublicationRefused)
+
+
+async def test_a_track_that_breaks_off_for_ever_is_an_exact_list_at_the_deadline(
+    certificates: CertificateFiles,
+) -> None:
+    one = fill(publication())
+    broken = cut_off(one, "k.raw.s0", 2, PublishDoneCode.INTERNAL_ERROR)
+
+    async with loopback(certificates, one) as net:
+        net.stage.instead[b"k.raw.s0"] = [broken] * 1000
+        settings = replace(QUICK, deadline_s=0.7, again_s=0.05)
+        events = await run(net.retrieve(settings=settings))
+
+    failed = of_kind(events, Failed)[0]
+    assert failed.reason is FailureReason.EXPIRED
+    assert "broke off" in failed.text
+    assert ready(events) == [0, 1]
+    assert location_of(failed) == ["k.raw.s0 layers 2-5 blocks 0-4"]
+
+
 async def test_a_track_that_is_complete_needs_no_proper_end(
     certificates: CertificateFiles,
 ) -> None:
@@ -961,14 +1002,18 @@ async def test_a_connection_that_is_lost_is_told_with_all_that_is_missing(
     one = publication()
     fill(one, [0, 1])
 
-    async with loopback(certificates, one) as net, net.retrieve() as retrieval:
+    async with (
+        loopback(certificates, one) as net,
+        net.retrieve(settings=replace(QUICK, deadline_s=1.5)) as retrieval,
+    ):
         await retrieval.layer(1, timeout_s=5)
         await net.server.close(drain_s=0)
-        with pytest.raises(Unreachable, match="connection lost"):
+        with pytest.raises(Expired, match=r"not complete within 1\.5 s: .*nobody listens"):
             await retrieval.result()
         failed = retrieval.failed
 
     assert failed is not None
+    assert failed.reason is FailureReason.EXPIRED
     assert location_of(failed) == [
         "k.raw.s0 layers 2-5 blocks 0-4",
         "v.raw.s0 layers 2-5 blocks 0-4",

@@ -220,7 +220,7 @@ async def test_a_namespace_of_two_publishers_is_gone_with_the_last_of_them(
     ("hops", "way", "other_has"),
     slow_but_for(
         [(1, "closes", 0), (1, "is lost", LENGTH // 3), (1, "closes", LENGTH)],
-        (1,), ("closes", "is lost"), (0, LENGTH // 3, LENGTH),
+        (1, 2), ("closes", "is lost"), (0, LENGTH // 3, LENGTH),
     ),
 )  # fmt: skip
 async def test_a_track_of_two_publishers_goes_on_with_the_one_that_stays(

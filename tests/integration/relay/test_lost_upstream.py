@@ -1,6 +1,7 @@
 """Publishers that vanish: what came whole is kept, and of the rest nobody says that it is not."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from kvcs.profile.naming import DataTrack
 from moqt.aio import MoqtConnection, QuicSettings, connect, open_connection
 from moqt.aio.tls import CertificateFiles
 from moqt.aio.tracks import Fetch, Subscription
-from moqt.codepoints import ObjectStatus, PublishDoneCode, RangeMarkerKind
+from moqt.codepoints import ObjectStatus, PublishDoneCode, RangeMarkerKind, StreamErrorCode
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.events import (
@@ -45,6 +46,7 @@ from tests.integration.kvcs.scene import (
     on_stage,
     ready,
 )
+from tests.integration.relay.origin import held_by
 from tests.integration.relay.stage import Serving, Stage, relaying, vanish
 from tests.session.pair import payload_of, publish_group
 
@@ -191,17 +193,20 @@ KEPT = Counter(
 
 @dataclass
 class Break:
-    """One Track whose publisher is lost in the middle of an Object."""
+    """One Track of which an Object breaks off."""
 
     track: LocalTrack
     sent: int
-    """Octets of the last Object that are sent before the loss."""
+    """Octets of the last Object that are sent before."""
+
+    is_reset: bool
+    """Its stream is reset and its publisher stays for a while, or the publisher vanishes."""
 
     late: bool
     """Whether the subscriber, and so the relay, comes when the Object is half sent already."""
 
     async def run(self, stage: Stage, consumer: MoqtConnection) -> None:
-        """Lose the publisher once the subscriber has what was sent."""
+        """Break the Object off once the subscriber has what was sent of it."""
         origin = await open_connection(
             stage.farthest.uri, tls=stage.farthest.tls, handler=Serving(self.track)
         )
@@ -214,7 +219,7 @@ class Break:
             self._half(subgroup)
         got: dict[int, tuple[Location, int]] = {}
         events: list[Any] = []
-        lost = False
+        broken = False
         async for event in subscription:
             events.append(event)
             if isinstance(event, ObjectBegan):
@@ -222,12 +227,20 @@ class Break:
             elif isinstance(event, ObjectPiece):
                 location, have = got[event.stream_id]
                 got[event.stream_id] = location, have + len(event.data)
-            if not lost and (HALF, self.sent) in got.values():
-                lost = True
+            elif broken and self.is_reset and origin.closed is None and self._tells_it(event, got):
+                await self.check_while_it_goes_on(stage, subscription, consumer)
                 vanish(origin)
-        assert lost
+            if not broken and (HALF, self.sent) in got.values():
+                broken = True
+                if self.is_reset:
+                    subgroup.cut(StreamErrorCode.INTERNAL_ERROR)
+                else:
+                    vanish(origin)
+        assert broken
         self.check(subscription, events)
+        self.check_relays(stage)
         await self.check_cache(consumer)
+        self.check_relays(stage)
 
     def _whole_objects(self) -> LocalSubgroup:
         for group in range(GROUPS):
@@ -242,10 +255,31 @@ class Break:
         subgroup.extend(obj, payload_of(HALF, LENGTH)[: self.sent])
         return obj
 
+    def _tells_it(self, event: Any, got: dict[int, tuple[Location, int]]) -> bool:
+        """Whether an event tells of the end of the stream that carried the half Object."""
+        if self.late:
+            return isinstance(event, FillEnded)
+        return isinstance(event, SubgroupClosed) and got[event.stream_id][0] == HALF
+
+    async def check_while_it_goes_on(
+        self, stage: Stage, subscription: Subscription, consumer: MoqtConnection
+    ) -> None:
+        """After a reset nobody is told that anything is over but the stream."""
+        assert subscription.ended is None
+        self.check_relays(stage)
+        found, _ = await fetched(
+            await consumer.fetch(
+                self.track.name, location_filter=LocationFilter.range(0, 0, GROUPS, WHOLE - 1)
+            )
+        )
+        assert found == KEPT
+        assert subscription.ended is None
+
     def check(self, subscription: Subscription, events: list[Any]) -> None:
         began: Counter[Location] = Counter()
         at: dict[int, Location] = {}
         octets: Counter[Location] = Counter()
+        broken_off = []
         for event in events:
             match event:
                 case ObjectBegan(status=ObjectStatus.NORMAL):
@@ -255,12 +289,32 @@ class Break:
                     octets[at[event.stream_id]] += len(event.data)
                 case SubgroupClosed(fin=True):
                     assert at[event.stream_id] != HALF
+                case SubgroupClosed(fin=False):
+                    broken_off.append(at[event.stream_id])
                 case FillEnded(complete=True):
                     assert not self.late  # or else it was to bring the Object
         assert began == KEPT + Counter([HALF])
         assert octets[HALF] == self.sent
+        assert self.late or broken_off == [HALF]
         assert subscription.ended is not None
         assert subscription.ended.code is not PublishDoneCode.TRACK_ENDED
+
+    def check_relays(self, stage: Stage) -> None:
+        """No relay holds a part of an Object, nor has one that it saw as the Largest."""
+        for relay in stage.relays:
+            track = held_by(relay, self.track.name)
+            assert track is not None
+            held = {
+                Location(group, obj.object_id): b"".join(obj.parts)
+                for group in track.group_ids(0, GROUPS + 1)
+                for _, obj in track.objects_of(group)
+                if obj.status is ObjectStatus.NORMAL
+            }
+            assert held == {location: payload_of(location) for location in KEPT}
+            assert track.octets == sum(map(len, held.values()))
+            assert track.ended is None or track.ended.code is not PublishDoneCode.TRACK_ENDED
+            # It stays the Largest where the publisher's answer had said so, and nowhere else.
+            assert track.largest == (HALF if self.late else Location(GROUPS, WHOLE - 1))
 
     async def check_cache(self, consumer: MoqtConnection) -> None:
         """What is cached is whole; and where the half Object was, nothing is said to be absent."""
@@ -280,17 +334,31 @@ class Break:
         assert again.ended.code is not PublishDoneCode.TRACK_ENDED
 
 
-@pytest.mark.parametrize("hops", [1, 2])
-async def test_a_publisher_lost_at_any_third_of_an_object_is_never_taken_for_the_end(
-    certificates: CertificateFiles, hops: int
+#: In each round both ways to break off, at a place in each third of the Object: 30 in all.
+ROUNDS = 5
+
+
+@pytest.mark.parametrize(
+    ("number", "hops"),
+    [
+        pytest.param(number, 1 + number % 2, marks=() if number < 2 else pytest.mark.slow)
+        for number in range(ROUNDS)
+    ],
+)
+async def test_an_object_that_breaks_off_at_any_third_is_never_taken_for_the_end(
+    certificates: CertificateFiles, number: int, hops: int
 ) -> None:
+    chance = random.Random(number)
+    third = LENGTH // 3
     breaks = [
         Break(
-            LocalTrack(FullTrackName.of("lost", str(number), "track")),
-            sent=(number % 3) * LENGTH // 3,
-            late=number % 2 == 1,
+            LocalTrack(FullTrackName.of("lost", str(case), "track")),
+            # Also just at its beginning, before the first octet of its payload.
+            sent=case // 2 * third + (0 if number == 0 else chance.randrange(third)),
+            is_reset=case % 2 == 1,
+            late=(case + case // 2 + number) % 2 == 1,
         )
-        for number in range(12)
+        for case in range(6)
     ]
     async with (
         relaying(certificates, hops=hops, quic=BRISK) as stage,

@@ -443,6 +443,8 @@ def half_gone() -> LocalTrack:
 class Holding:
     """A reader that has sent all but one Group, and of Group 3 the first two Objects."""
 
+    is_running = True
+
     def __init__(self, group_id: int) -> None:
         self._group_id = group_id
 

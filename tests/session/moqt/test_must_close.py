@@ -445,8 +445,9 @@ ROWS = [
         PublishSkipped(TrackNamespace(), b"x")), role=CLIENT),
     Row("28 NAMESPACE_DONE ahead of its NAMESPACE", namespaces_answered(
         RequestOk(), NamespaceDone(TrackNamespace.of("a"))), role=CLIENT),
-    Row("28 NAMESPACE_DONE twice", namespaces_answered(
-        RequestOk(), Namespace(NS), NamespaceDone(NS), NamespaceDone(NS)), role=CLIENT),
+    Row("28 NAMESPACE_DONE of what went before another did", namespaces_answered(
+        RequestOk(), Namespace(NS), NamespaceDone(NS), Namespace(TrackNamespace.of("a")),
+        NamespaceDone(TrackNamespace.of("a")), NamespaceDone(NS)), role=CLIENT),
     # 29-32: parameters
     Row("29 unknown parameter", subscribe("803f 01")),
     Row("29 parameter type overflows", subscribe("02 1001 ffffffffffffffffff 00", 3)),

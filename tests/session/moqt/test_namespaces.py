@@ -244,6 +244,20 @@ def test_a_namespace_told_twice_appears_once() -> None:
     assert len(peer.seen(NamespaceAppeared)) == len(peer.seen(NamespaceGone)) == 1
 
 
+def test_a_namespace_told_gone_twice_goes_once_and_may_come_back() -> None:
+    peer = Lone(Role.CLIENT)
+    peer.session.subscribe_namespace(KV)
+    peer.drain()
+    stream_id = peer.last_stream()
+    peer.say(stream_id, RequestOk(), Namespace(of("a")))
+    peer.say(stream_id, NamespaceDone(of("a")), NamespaceDone(of("a")))
+
+    assert len(peer.seen(NamespaceAppeared)) == len(peer.seen(NamespaceGone)) == 1
+    peer.say(stream_id, Namespace(of("a")), NamespaceDone(of("a")))
+    assert len(peer.seen(NamespaceAppeared)) == len(peer.seen(NamespaceGone)) == 2
+    peer.assert_alive()
+
+
 # -- a prefix that moves ---------------------------------------------------------------------------
 
 

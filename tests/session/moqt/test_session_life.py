@@ -328,6 +328,40 @@ def test_only_so_many_octets_wait_for_their_alias() -> None:
     peer.assert_alive()
 
 
+@pytest.mark.parametrize("established", [True, False])
+def test_a_flood_of_streams_for_nobody_is_bounded_and_gives_all_its_credit_back(
+    established: bool,
+) -> None:
+    peer = Lone(Role.CLIENT, established=established)
+    config, mebibyte = SessionConfig(), bytes(1 << 20)
+    most, waiting, arrived = 0, set(), 0
+    # An Object larger than what is sent of it, so that nothing of it could be handed out.
+    head = bytes.fromhex("10 83e7 00 80 00 e3000000")
+    for _ in range(100):
+        stream_id = peer.uni()
+        for piece in (head, mebibyte[: 1 << 19], mebibyte[1 << 19 :]):
+            peer.data(stream_id, piece)
+            arrived += len(piece)
+            held = peer.session._delivery._streams.values()
+            most = max(most, sum(len(stream.buffer) for stream in held))
+        waiting.add(stream_id)
+    assert peer.close is None
+    assert 0 < most <= config.max_parked_octets + len(mebibyte)
+    kept = waiting - set(stopped(peer))
+    assert len(kept) <= 4
+    if not established:
+        peer.say(peer.control, Setup())
+    peer.later(config.park_timeout_s + 0.1)
+
+    assert set(stopped(peer)) == waiting
+    released = sum(
+        c.octets for c in peer.commands if isinstance(c, ReleaseCredit) and c.stream_id in waiting
+    )
+    assert released == arrived
+    assert not any(s.buffer for s in peer.session._delivery._streams.values())
+    peer.assert_alive()
+
+
 def test_a_stream_waits_so_long_and_no_longer() -> None:
     peer = Lone(Role.CLIENT, config=SessionConfig(park_timeout_s=5.0))
     waiting = early(peer, 10, 20)

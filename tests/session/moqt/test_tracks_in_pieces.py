@@ -73,7 +73,7 @@ def test_what_is_whole_is_sent_before_a_cut_subgroup_is_reset_with_its_code() ->
     [stream_id] = pair.data_streams(pair.server)
 
     sent = [c for _, c in pair.log if getattr(c, "stream_id", None) == stream_id]
-    assert sent[-1] == ResetStream(stream_id, GONE)
+    assert sent[-1] == ResetStream(stream_id, GONE, after_delivery=True)
     assert sum(len(c.data) for c in sent if isinstance(c, SendStreamData)) > 2 * 64
     assert not any(c.fin for c in sent if isinstance(c, SendStreamData))
 

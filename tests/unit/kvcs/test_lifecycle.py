@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from kvcs.lifecycle import run_until_stopped
+from kvcs.lifecycle import on_hangup, run_until_stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -80,3 +80,13 @@ async def test_signals_do_what_they_did_before_once_it_is_over() -> None:
 
     await run_until_stopped(short, grace=1)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+async def test_each_hangup_is_acted_on_and_stops_nothing() -> None:
+    acted = asyncio.Semaphore(0)
+    with on_hangup(acted.release):
+        async with asyncio.timeout(5):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+                await acted.acquire()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

@@ -5,7 +5,7 @@ import pytest
 
 from kvcs.config import ConsumerSettings, ProducerSettings
 from kvcs.errors import ConfigError
-from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.link import Backoff, client_tls, quic_settings, server_tls, why_not_there
 from kvcs.producer.daemon import ProducerOptions
 from kvcs.producer.publication import Encoding
 from moqt.aio import ClientTls, QuicSettings, ServerTls
@@ -63,3 +63,41 @@ def test_a_listener_needs_a_certificate_and_its_key() -> None:
     assert server_tls(settings) == ServerTls(Path("c.pem"), Path("k.pem"))
     with pytest.raises(ConfigError, match="certificate_file is not set"):
         server_tls(ProducerSettings(connect=(RELAY,)))
+
+
+def test_pauses_double_up_to_a_limit_and_are_shortened_by_up_to_a_half() -> None:
+    backoff = Backoff(0.25, 2.0)
+
+    for _ in range(2):
+        for most in (0.25, 0.5, 1.0, 2.0, 2.0, 2.0):
+            assert most / 2 <= backoff.next_s() <= most
+        backoff.reset()
+
+
+def test_two_that_lost_the_same_do_not_come_back_at_the_same_time() -> None:
+    assert len({Backoff(0.25, 2.0).next_s() for _ in range(20)}) > 1
+
+
+HERE = "moqt://relay.example:4443/a"
+
+
+@pytest.mark.parametrize("uri", ["moqt://relay.example:4444/b", "moqt://other.example/"])
+def test_it_may_be_sent_to_whoever_has_a_good_certificate(uri: str) -> None:
+    assert why_not_there(uri, HERE, ClientTls()) is None
+
+
+def test_without_verification_it_may_be_sent_to_the_same_host_only() -> None:
+    trusting = ClientTls(verify=False)
+
+    assert why_not_there("moqt://relay.example:1/", HERE, trusting) is None
+    assert why_not_there("moqt://other.example:4443/a", HERE, trusting) == (
+        "other.example is another host, and certificates are not verified"
+    )
+
+
+@pytest.mark.parametrize("uri", ["https://relay.example/", "moqt:///path", "moqt://h:99999/", "x"])
+def test_it_may_not_be_sent_to_what_is_no_moqt_uri(uri: str) -> None:
+    reason = why_not_there(uri, HERE, ClientTls())
+
+    assert reason is not None
+    assert uri in reason

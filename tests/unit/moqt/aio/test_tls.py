@@ -102,3 +102,23 @@ def test_an_expired_certificate_is_refused(
         check_server_tls(ServerTls(files.certificate_file, files.key_file))
 
     assert str(files.certificate_file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("days", "why"),
+    [(-1, r"is valid from .* expected one that is valid on"), (2, "CN=throwaway CA expired on")],
+    ids=["not valid yet", "one of the chain expired"],
+)
+def test_every_certificate_of_the_chain_must_be_valid_today(
+    files: CertificateFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, why: str
+) -> None:
+    brief = make_certificates(tmp_path / "brief", days=1)
+    with files.certificate_file.open("ab") as chain:
+        chain.write(brief.ca_file.read_bytes())
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    monkeypatch.setattr(tls, "_utc_now", lambda: then)
+
+    with pytest.raises(TlsSettingsError, match=why) as caught:
+        check_server_tls(ServerTls(files.certificate_file, files.key_file))
+
+    assert str(files.certificate_file) in str(caught.value)

@@ -2,7 +2,13 @@
 
 import pytest
 
-from moqt.codepoints import ObjectStatus, PublishDoneCode, RangeMarkerKind, StreamErrorCode
+from moqt.codepoints import (
+    ObjectStatus,
+    PropertyType,
+    PublishDoneCode,
+    RangeMarkerKind,
+    StreamErrorCode,
+)
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.relay.merge import QUIET_S, MalformedTrack, MergedTrack
@@ -210,8 +216,11 @@ def test_what_no_source_brings_any_more_is_not_said_to_be_absent(feeding: Feedin
     feeding.close(two, 7)
     feeding.track.tick(1.0 + QUIET_S)
 
-    assert feeding.held() == {0: b"payload", 3: b"payload"}
-    assert feeding.knows(0, 1) is feeding.knows(0, 2) is Knowledge.UNKNOWN
+    assert feeding.held() == {0: b"payload", 2: b"payload", 3: b"payload"}
+    assert feeding.knows(0, 1) is Knowledge.UNKNOWN
+    first, second = (subgroup for _, subgroup in feeding.track.local.subgroups_since(0))
+    assert first.cut_code is StreamErrorCode.INTERNAL_ERROR
+    assert [obj.object_id for obj in second.objects] == [2, 3]
 
 
 def test_what_comes_of_the_past_is_stored_and_gaps_of_it_are_known(feeding: Feeding) -> None:
@@ -346,3 +355,219 @@ def test_what_a_source_that_is_gone_still_brings_is_ignored(feeding: Feeding) ->
 def test_how_long_it_may_be_kept_is_what_its_publisher_says() -> None:
     assert Feeding(((0x04, 1500),)).track.max_age_s == 1.5
     assert Feeding().track.max_age_s is None
+
+
+def test_who_is_whole_is_not_held_up_by_who_stalls(feeding: Feeding) -> None:
+    stalled, quick = (feeding.track.join(largest=None, filling=False) for _ in range(2))
+    feeding.open(stalled, 3)
+    feeding.open(quick, 7)
+    feeding.begin(stalled, 3, (0, 0), 6)
+    feeding.piece(stalled, 3, b"ab")
+    feeding.whole(quick, 7, (0, 0), b"abcdef")
+    feeding.whole(quick, 7, (0, 1), b"next")
+    assert feeding.held() == {0: b"abcdef", 1: b"next"}
+
+    with pytest.raises(MalformedTrack):
+        feeding.piece(stalled, 3, b"cx")
+
+
+def test_an_object_is_put_together_of_what_each_source_was_first_with(feeding: Feeding) -> None:
+    one, two = (feeding.track.join(largest=None, filling=False) for _ in range(2))
+    feeding.open(one, 3)
+    feeding.open(two, 7)
+    feeding.begin(one, 3, (0, 0), 9)
+    feeding.begin(two, 7, (0, 0), 9)
+    for source, stream, data in (
+        (one, 3, b"abc"), (two, 7, b"ab"), (two, 7, b"cdef"), (one, 3, b"defg"), (two, 7, b"gh"),
+    ):  # fmt: skip
+        feeding.piece(source, stream, data)
+    feeding.track.leave(one, PublishDoneCode.INTERNAL_ERROR, "lost", 1.0)
+    feeding.piece(two, 7, b"i")
+
+    assert feeding.held() == {0: b"abcdefghi"}
+    assert feeding.budget.used == 9
+
+
+def test_half_an_object_waits_a_while_for_a_source_that_has_not_begun_with_it(
+    feeding: Feeding,
+) -> None:
+    one, two = (feeding.track.join(largest=None, filling=False) for _ in range(2))
+    feeding.open(one, 3)
+    feeding.begin(one, 3, (0, 0), 6)
+    feeding.piece(one, 3, b"abc")
+    feeding.track.leave(one, PublishDoneCode.INTERNAL_ERROR, "lost", 1.0)
+    feeding.track.tick(1.0 + QUIET_S / 2)
+    [(_, subgroup)] = feeding.track.local.subgroups_since(0)
+    assert subgroup.cut_code is None
+    feeding.track.tick(1.0 + QUIET_S)
+    assert subgroup.cut_code is StreamErrorCode.INTERNAL_ERROR
+
+    feeding.open(two, 7)
+    feeding.whole(two, 7, (0, 0), b"abcdef")
+    feeding.close(two, 7)
+    assert feeding.held() == {0: b"abcdef"}
+
+
+def test_too_much_does_not_wait_for_what_comes_before_it(
+    feeding: Feeding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moqt.relay.placing.MAX_WAITING", 10)
+    slow, quick = (feeding.track.join(largest=None, filling=False) for _ in range(2))
+    feeding.open(slow, 3)
+    feeding.whole(slow, 3, (0, 0))
+    feeding.open(quick, 7, first=False)
+    feeding.whole(quick, 7, (0, 5), b"12345")
+    assert feeding.held() == {0: b"payload"}
+    feeding.whole(quick, 7, (0, 6), b"123456")
+    assert feeding.held() == {0: b"payload", 5: b"12345", 6: b"123456"}
+
+    feeding.whole(slow, 3, (0, 1))
+    assert feeding.held()[1] == b"payload"
+
+
+def test_what_a_slow_fill_is_still_to_bring_is_not_absent_because_its_group_is_over(
+    feeding: Feeding,
+) -> None:
+    source = feeding.track.join(largest=Location(0, 3), filling=True)
+    feeding.open(source, 3, first=False)
+    feeding.whole(source, 3, (0, 4))
+    feeding.close(source, 3)
+    feeding.track.tick(10 * QUIET_S)
+    assert feeding.knows(0, 2) is Knowledge.PENDING
+
+    for number in range(4):
+        feeding.whole(source, 11, (0, number), via=Via.FILL)
+    feeding.fill_ended(source)
+    feeding.track.tick(10 * QUIET_S)
+    assert sorted(feeding.held()) == [0, 1, 2, 3, 4]
+    assert feeding.track.missing() == []
+
+
+def test_what_a_fill_of_one_source_brings_is_live_if_it_was_not_past_for_the_first(
+    feeding: Feeding,
+) -> None:
+    behind = feeding.track.join(largest=Location(0, 0), filling=True)
+    ahead = feeding.track.join(largest=Location(0, 2), filling=True)
+    feeding.open(ahead, 7, first=False)
+    feeding.whole(ahead, 7, (0, 3))
+    assert feeding.held() == {}  # what comes before it is on its way
+
+    for number in range(3):
+        feeding.whole(ahead, 15, (0, number), via=Via.FILL)
+    [(_, subgroup)] = feeding.track.local.subgroups_since(0)
+    assert [obj.object_id for obj in subgroup.objects] == [1, 2, 3]
+    feeding.track.leave(behind, PublishDoneCode.INTERNAL_ERROR, "lost", 1.0)
+    assert not subgroup.closed
+
+
+def test_a_lost_track_goes_on_with_the_next_source_or_fails(feeding: Feeding) -> None:
+    source = feeding.track.join(largest=Location(0, 9), filling=True)
+    feeding.whole(source, 11, (0, 0), via=Via.FILL)
+    feeding.begin(source, 11, (0, 1), 100, via=Via.FILL)
+    feeding.track.lose(source, 1.0)
+    assert (feeding.track.is_live, feeding.track.local.ended) == (False, None)
+    assert feeding.knows(0, 9) is Knowledge.PENDING
+
+    feeding.track.fail(PublishDoneCode.INTERNAL_ERROR, "nobody has come")
+    assert feeding.track.local.ended is not None
+    assert feeding.knows(0, 1) is feeding.knows(0, 9) is Knowledge.UNKNOWN
+    assert feeding.held() == {0: b"payload"}
+    feeding.track.fail(PublishDoneCode.GOING_AWAY, "twice")
+    assert feeding.track.local.ended.reason == "nobody has come"
+
+
+def test_a_gap_is_known_at_once_if_its_publisher_says_so(feeding: Feeding) -> None:
+    source = feeding.track.join(largest=None, filling=False)
+    event = SubgroupOpened(
+        request_id=REQUEST, stream_id=StreamId(3), group_id=0, subgroup_id=0,
+        publisher_priority=7, end_of_group=False, first_object=True, has_properties=True,
+    )  # fmt: skip
+    feeding.track.take(source, event, 0.0)
+    began = ObjectBegan(
+        request_id=REQUEST, via=Via.SUBGROUP, stream_id=StreamId(3), location=Location(0, 5),
+        subgroup_id=0, publisher_priority=7, status=ObjectStatus.NORMAL,
+        properties=((PropertyType.PRIOR_OBJECT_ID_GAP, 3),), length=0,
+    )  # fmt: skip
+    feeding.track.take(source, began, 0.0)
+
+    assert [feeding.knows(0, n) for n in range(1, 5)] == [Knowledge.PENDING] + 3 * [
+        Knowledge.COMPLETE
+    ]
+
+
+def test_a_gap_in_a_group_is_known_when_no_other_stream_has_shown_itself(feeding: Feeding) -> None:
+    source = feeding.track.join(largest=None, filling=False)
+    feeding.open(source, 3)
+    feeding.whole(source, 3, (0, 0))
+    feeding.whole(source, 3, (0, 3))
+    assert feeding.knows(0, 2) is Knowledge.PENDING
+    feeding.track.tick(QUIET_S)
+    assert feeding.knows(0, 1) is feeding.knows(0, 2) is Knowledge.COMPLETE
+    assert feeding.knows(0, 4) is Knowledge.PENDING
+
+
+def test_a_malformed_track_takes_nothing_more_and_holds_no_half_object(feeding: Feeding) -> None:
+    source = feeding.track.join(largest=Location(0, 0), filling=True)
+    feeding.begin(source, 11, (0, 0), 9, via=Via.FILL)
+    feeding.open(source, 3, 1)
+    feeding.begin(source, 3, (1, 0), 9)
+    feeding.piece(source, 3, b"abc")
+    feeding.track.end_malformed("two versions")
+    feeding.piece(source, 3, b"def")
+
+    assert feeding.held(0) == feeding.held(1) == {}
+    assert feeding.budget.used == 0
+
+
+def test_what_was_said_not_to_exist_is_not_taken_from_the_past_of_another(
+    feeding: Feeding,
+) -> None:
+    one = feeding.track.join(largest=Location(0, 2), filling=True)
+    for number in (0, 2):
+        feeding.whole(one, 11, (0, number), via=Via.FILL)
+    feeding.fill_ended(one)
+    two = feeding.track.join(largest=Location(0, 2), filling=True)
+    for number in range(3):
+        feeding.whole(two, 15, (0, number), via=Via.FILL)
+    feeding.fill_ended(two)
+
+    assert sorted(feeding.held()) == [0, 2]
+    assert feeding.knows(0, 1) is Knowledge.COMPLETE
+
+
+def test_the_end_of_a_group_says_nothing_of_other_subgroups_below_it(feeding: Feeding) -> None:
+    source = feeding.track.join(largest=None, filling=False)
+    feeding.open(source, 3, end=True)
+    feeding.whole(source, 3, (0, 2))
+    feeding.close(source, 3)
+    assert feeding.knows(0, 3) is Knowledge.COMPLETE
+    assert feeding.knows(0, 1) is Knowledge.PENDING
+    feeding.track.tick(QUIET_S)
+    assert feeding.knows(0, 1) is Knowledge.COMPLETE
+
+
+def test_an_object_is_let_go_when_it_may_not_be_kept_any_longer() -> None:
+    feeding = Feeding(((0x04, 1000),))
+    source = feeding.track.join(largest=Location(0, 0), filling=True)
+    feeding.whole(source, 11, (0, 0), via=Via.FILL)
+    feeding.fill_ended(source)
+    feeding.open(source, 3, 1)
+    feeding.now = 0.5
+    feeding.whole(source, 3, (1, 0))
+    feeding.begin(source, 3, (1, 1), 7)
+    feeding.track.tick(1.2)
+    assert [obj.dropped for obj in (*feeding.objects(0), *feeding.objects(1))] == [
+        True, False, False,
+    ]  # fmt: skip
+
+    feeding.track.tick(1.7)
+    assert [obj.dropped for obj in feeding.objects(1)] == [True, False]  # one is not whole
+    feeding.piece(source, 3, b"payload")
+    assert feeding.budget.used == 7
+    feeding.track.tick(1.8)
+    assert feeding.budget.used == 0
+    feeding.close(source, 3)
+    feeding.track.leave(source, PublishDoneCode.TRACK_ENDED, "", 1.9)
+    assert not feeding.track.is_complete
+    feeding.track.local.drop()
+    assert feeding.budget.used == 0

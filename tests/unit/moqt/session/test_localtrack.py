@@ -164,6 +164,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.sent = 0
+        self.is_running = True
 
     def needs_from(self, subgroup: LocalSubgroup, position: int) -> int:
         return min(self.sent, len(subgroup.objects))
