@@ -28,3 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
         engine.DEFAULT = name
         # For the commands that tests start.
         os.environ["KVCS_ENGINE"] = name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--engine") != "aioquic":
+        skip = pytest.mark.skip(reason="asks for what only the engine aioquic can do")
+        for item in items:
+            if item.get_closest_marker("aioquic"):
+                item.add_marker(skip)

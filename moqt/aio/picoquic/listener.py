@@ -123,6 +123,7 @@ class Listener:
         self._accepting = True
         self._closing = False
         self._closed = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
         host = ipaddress.ip_address(address[0].partition("%")[0])
         self._only = None if host.is_unspecified else host
 
@@ -160,9 +161,9 @@ class Listener:
         for transport in tuple(self._transports):
             transport.close(0, "listener closed")
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(FAREWELL_S, self._stop)
+        self._deadline = loop.call_later(FAREWELL_S, self._close_socket)
         if not self._transports:
-            loop.call_soon(self._stop)
+            loop.call_soon(self._close_socket)
 
     async def wait_closed(self) -> None:
         """Return when the socket is closed."""
@@ -186,16 +187,18 @@ class Listener:
         def forget() -> None:
             self._transports.pop(transport, None)
             if self._closing and not self._transports:
-                asyncio.get_running_loop().call_soon(self._stop)
+                asyncio.get_running_loop().call_soon(self._close_socket)
 
         transport.on_over = forget
         return transport
 
-    def _stop(self) -> None:
+    def _close_socket(self) -> None:
+        """End the thread and its socket; who is still connected is not told."""
         if self._closed.is_set():
             return
         self._closed.set()
-        self._deadline.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.worker.stop()
         for transport in tuple(self._transports):
             transport.abandon()
-        self.worker.stop()

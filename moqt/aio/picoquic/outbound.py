@@ -32,7 +32,7 @@ STREAMS_AHEAD = 32
 URGENT = 2
 
 #: What an attempt to hand over came to, as aiopquic says it.
-_TAKEN, _NO_COMMANDS = 0, 1
+_TAKEN, _NO_COMMANDS, _NO_ROOM = 0, 1, 2
 
 
 class SendQueues:
@@ -87,7 +87,7 @@ class SendQueues:
     def write(self, stream: Stream, data: bytes | memoryview, fin: bool) -> None:
         """Append to a stream; :meth:`hand_over` follows."""
         if data:
-            stream.waiting.append(bytes(data))
+            stream.waiting.append(memoryview(bytes(data)))
             stream.waiting_octets += len(data)
         if fin:
             stream.fin_wanted = True
@@ -118,26 +118,31 @@ class SendQueues:
 
     def _put(self, stream: Stream, now: float) -> int:
         """Put as much as fits into the ring of a stream."""
+        waiting = stream.waiting
         room = RING_OCTETS - self._context.tx_data_ring_used(stream.record)
-        if stream.waiting_octets <= room:
-            data = stream.waiting[0] if len(stream.waiting) == 1 else b"".join(stream.waiting)
-        elif room > 0:
-            data = b"".join(stream.waiting)[:room]
-        else:
-            return -1
-        fin = stream.fin_wanted and len(data) == stream.waiting_octets
+        if waiting and room <= 0:
+            return _NO_ROOM
+        parts: list[memoryview] = []
+        octets = 0
+        while waiting and octets < room:
+            part = waiting.popleft()
+            if octets + len(part) > room:
+                waiting.appendleft(part[room - octets :])
+                part = part[: room - octets]
+            parts.append(part)
+            octets += len(part)
+        fin = stream.fin_wanted and not waiting
         outcome: int = self._context.tx_send_atomic(
-            stream.stream_id, data, fin, self._connection, stream.record, RING_OCTETS
+            stream.stream_id, b"".join(parts), fin, self._connection, stream.record, RING_OCTETS
         )
-        if outcome == _TAKEN:
-            if stream.handed == stream.sent:
-                stream.stalled_since = now
-            stream.handed += len(data)
-            stream.waiting_octets -= len(data)
-            stream.waiting = (
-                [b"".join(stream.waiting)[len(data) :]] if stream.waiting_octets else []
-            )
-            stream.fin_handed = fin
+        if outcome != _TAKEN:
+            waiting.extendleft(reversed(parts))
+            return outcome
+        if stream.handed == stream.sent:
+            stream.stalled_since = now
+        stream.handed += octets
+        stream.waiting_octets -= octets
+        stream.fin_handed = fin
         return outcome
 
     def reset(self, stream: Stream, code: int) -> None:

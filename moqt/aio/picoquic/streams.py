@@ -1,5 +1,7 @@
 """What is known of each stream, for both directions."""
 
+from collections import deque
+
 from moqt.aio.picoquic.library import Withheld
 
 #: What ``Stream.trial`` begins with. Each time they are taken it is twice as many.
@@ -56,7 +58,7 @@ class Stream:
         self.fin_received = False
         self.dropped = False  # reset, or stopped by us: nobody consumes what arrives
 
-        self.waiting: list[bytes] = []  # octets for which the ring has no room
+        self.waiting: deque[memoryview] = deque()  # octets for which the ring has no room
         self.waiting_octets = 0
         self.handed = 0  # octets put into the ring
         self.sent = 0  # octets taken out of it, at the last look
