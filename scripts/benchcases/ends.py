@@ -39,12 +39,21 @@ from kvcs.store.sink import ArraySink, BlockSink
 from kvcs.store.source import SyntheticSource
 from kvcs.telemetry import Counter, Counters, set_up_logging
 from moqt.aio import ClientTls, MoqtConnection, QuicSettings, ServerTls, connect
+from moqt.aio.settings import EngineName
 from moqt.aio.tls import CertificateFiles, make_certificates
 from moqt.session.events import ObjectReceived
 from moqt.wire.filters import LocationFilter
 
 #: Seconds that anything may take that is not told a limit of its own.
 LIMIT_S = 900.0
+#: Tells the processes of the ends which QUIC engine to use.
+ENGINE_VARIABLE = "BENCH_ENGINE"
+
+
+def _engine() -> EngineName | None:
+    """Return what ``scripts/bench --engine`` said, in the process of an end too."""
+    name = os.environ.get(ENGINE_VARIABLE)
+    return "picoquic" if name == "picoquic" else None
 
 
 @dataclass(frozen=True)
@@ -258,7 +267,7 @@ class ProducerEnd(_Role):
         manifest_every: int = MAX_MANIFEST_EVERY,
     ) -> None:
         super().__init__(place)
-        self._quic = QuicSettings(max_datagram_octets=datagram)
+        self._quic = QuicSettings(max_datagram_octets=datagram, engine=_engine())
         self._options = ProducerOptions(ttl_s=ttl_s, drain_s=0.2, manifest_every=manifest_every)
         self._counters = _Noticing()
         self._layers_at: list[float] = []
@@ -372,7 +381,7 @@ class ConsumerEnd(_Role):
         super().__init__(place)
         self._uri = f"moqt://127.0.0.1:{port}/"
         self._tls = ClientTls(ca_file=place.certificates.ca_file)
-        self._quic = QuicSettings(max_datagram_octets=datagram)
+        self._quic = QuicSettings(max_datagram_octets=datagram, engine=_engine())
         key = place.producer_key
         self._trusted = {key.kid: key.public_key}
         self._stalled: MoqtConnection | None = None

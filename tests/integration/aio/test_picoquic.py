@@ -88,6 +88,54 @@ async def test_connections_abandoned_amid_a_transfer_leave_no_record_behind(ends
             pair.server.transport.abandon()
 
 
+async def test_what_overtakes_the_end_of_the_handshake_is_told_after_it(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moqt.aio.picoquic.library import Event
+    from moqt.aio.picoquic.transport import PicoquicTransport
+    from moqt.aio.picoquic.worker import Told
+
+    tell, late = PicoquicTransport.tell, list[Told]()
+
+    def overtaken(self: PicoquicTransport, told: Told) -> None:
+        if self._is_client and told.kind == Event.READY and not self._early:
+            late.append(told)
+            return
+        tell(self, told)
+        if late and self._is_client and told.kind == Event.STREAM_DESTROY:
+            tell(self, late.pop())
+
+    class Eager(Recorder):
+        def connected(self) -> None:
+            super().connected()
+            self.transport.send_stream_data(3, b"setup")
+            self.transport.send_stream_data(7, b"whole", True)
+
+    monkeypatch.setattr(PicoquicTransport, "tell", overtaken)
+    async with ends.listening(factory=Eager) as listener:
+        client = await ends.dialled(listener.address)
+
+        assert client.data == {3: b"setup", 7: b"whole"}
+        assert client.fins == {7}
+        client.transport.abandon()
+
+
+async def test_a_record_that_died_with_its_stream_does_not_die_again_with_its_connection(
+    ends: Ends,
+) -> None:
+    from moqt.aio.picoquic.library import Event
+    from moqt.aio.picoquic.worker import Told, Worker
+
+    worker = Worker(lambda connection: None)
+    records = {5, 6}
+    worker.bury(1, records, is_over=False)
+    worker._decay(1, Told(Event.STREAM_DESTROY, 0, None, 0, 5))
+    worker._decay(1, Told(Event.STREAM_DATA, 4, None, 0, 7))
+
+    assert records == {6, 7}
+    worker._graves.clear()  # they are none of the library's
+
+
 async def test_streams_that_are_over_are_forgotten(ends: Ends) -> None:
     async with ends.connected() as pair:
         client: Any = pair.client.transport
