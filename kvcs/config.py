@@ -152,6 +152,10 @@ class Settings(BaseSettings):
     )
 
     # QUIC.
+    engine: Literal["aioquic", "picoquic"] | None = Field(
+        default=None,
+        description="what carries QUIC, aioquic if left out; picoquic needs kvcs[picoquic]",
+    )
     max_datagram_octets: int = Field(
         default=1200,
         ge=1200,

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from kvcs.config import ProducerSettings, RelaySettings, Settings
 from kvcs.errors import ConfigError
-from moqt.aio import ClientTls, MoqtUri, QuicSettings, ServerTls
+from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, ServerTls
+from moqt.aio.engine import check_engine
 
 #: Seconds that a peer may give no sign of life, although it is asked for one, until another
 #: session is made beside the one with it. It is not closed for that: an event loop may stand still.
@@ -60,12 +61,21 @@ def why_not_there(uri: str, current: str, tls: ClientTls) -> str | None:
 
 
 def quic_settings(settings: Settings) -> QuicSettings:
-    """Return the limits of QUIC connections."""
+    """Return the limits of QUIC connections, and the engine that carries them.
+
+    Raises:
+        ConfigError: If that engine cannot be used here; the message says why.
+    """
+    try:
+        check_engine(settings.engine)
+    except EngineUnavailableError as error:
+        raise ConfigError(f"engine is {settings.engine}, which cannot be used: {error}") from error
     limits = QuicSettings(
         max_datagram_octets=settings.max_datagram_octets,
         connection_window=settings.connection_window,
         stream_window=settings.stream_window,
         idle_timeout_s=settings.idle_timeout_s,
+        engine=settings.engine,
     )
     if isinstance(settings, ProducerSettings | RelaySettings):
         return replace(limits, max_connections=settings.max_connections)

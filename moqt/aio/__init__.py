@@ -2,6 +2,7 @@
 
 from moqt.aio.client import MoqtUri, connect, open_connection
 from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.engine import EngineUnavailableError
 from moqt.aio.publisher import TrackPublisher
 from moqt.aio.server import Server, serve
 from moqt.aio.settings import QuicSettings
@@ -17,6 +18,7 @@ from moqt.aio.tracks import (
 
 __all__ = [
     "ClientTls",
+    "EngineUnavailableError",
     "Fetch",
     "MoqtConnection",
     "MoqtUri",

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from moqt.aio.aioquic import dial
 from moqt.aio.alpn import ALPN
 from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.engine import engine_named
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ClientTls
 from moqt.aio.transport import QuicTransport
@@ -64,7 +64,7 @@ async def connect(
     Args:
         uri: ``moqt://host:port/path``.
         tls: Whom to believe; by default the system's certificates.
-        quic: Limits of the QUIC connection.
+        quic: Limits of the QUIC connection, and the engine that carries it.
         config: Limits of the session; ``path`` and ``authority`` are taken from ``uri``.
         handler: Serves the peer's requests; by default none is.
         timeout_s: For the handshake and both SETUPs together.
@@ -72,6 +72,7 @@ async def connect(
 
     Raises:
         ValueError: If ``uri`` is none.
+        EngineUnavailableError: If the engine that ``quic`` names cannot run here.
         TlsSettingsError: If a file of ``tls`` cannot be used.
         ConnectionError: If the connection cannot be made; the message says why.
         TimeoutError: If it takes too long.
@@ -104,10 +105,11 @@ async def open_connection(
         made.append(MoqtConnection(transport, Role.CLIENT, config, handler or RequestHandler()))
         return made[-1]
 
-    await dial(
+    quic = quic or QuicSettings()
+    await engine_named(quic.engine).dial(
         target.host,
         target.port,
-        quic or QuicSettings(),
+        quic,
         tls or ClientTls(),
         receiver,
         alpn=[ALPN],

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from moqt.aio.aioquic import listen
 from moqt.aio.alpn import ALPN
 from moqt.aio.connection import MoqtConnection, RequestHandler
+from moqt.aio.engine import engine_named
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ServerTls
 from moqt.aio.transport import QuicListener, QuicTransport
@@ -114,16 +114,17 @@ async def serve(
         port: UDP port; 0 for any that is free, which ``address`` then tells.
         tls: The certificate to show.
         handler: Serves the requests of all sessions.
-        quic: Limits of the QUIC connections.
+        quic: Limits of the QUIC connections, and the engine that carries them.
         config: Limits of the sessions.
         on_connection: Called with each new session, ahead of its SETUP.
 
     Raises:
+        EngineUnavailableError: If the engine that ``quic`` names cannot run here.
         TlsSettingsError: If a file of ``tls`` cannot be used.
         OSError: If the address cannot be bound; the message names it.
     """
     server = Server(config or SessionConfig(), handler, on_connection)
-    server.listening(
-        await listen(host, port, quic or QuicSettings(), tls, server.receiver, alpn=[ALPN])
-    )
+    quic = quic or QuicSettings()
+    listen = engine_named(quic.engine).listen
+    server.listening(await listen(host, port, quic, tls, server.receiver, alpn=[ALPN]))
     return server

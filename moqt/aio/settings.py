@@ -4,7 +4,10 @@ Both are the same whichever engine carries it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+#: The QUIC engines there are; ``moqt/aio/engine.py`` says how each is got.
+EngineName = Literal["aioquic", "picoquic"]
 
 #: Connection-level flow control credit that data streams leave to control and request streams.
 CONTROL_RESERVE = 16 << 10
@@ -53,6 +56,9 @@ class QuicSettings:
     max_connections: int = 1024
     """Connections of one listener; more are refused."""
 
+    engine: EngineName | None = None
+    """What carries it; None: the default one, ``aioquic``."""
+
     def __post_init__(self) -> None:
         if not 1200 <= self.max_datagram_octets <= 16_000:
             # The length of a STREAM frame is written in two octets, which cannot say more.
@@ -68,5 +74,7 @@ class QuicSettings:
             raise ValueError(f"key_update_packets is {self.key_update_packets}, not 1..2**23")
         if self.congestion_control not in ("reno", "cubic"):
             raise ValueError(f"congestion_control {self.congestion_control!r} is not known")
+        if self.engine not in (None, *get_args(EngineName)):
+            raise ValueError(f"engine {self.engine!r} is not known")
         if self.max_connections < 1:
             raise ValueError(f"max_connections is {self.max_connections}, not 1 or more")

@@ -27,10 +27,20 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.source import SyntheticSource
 from kvcs.telemetry import set_up_logging
+from moqt.aio.settings import EngineName
 from moqt.aio.tls import CertificateFiles, make_certificates
 
 #: Seconds that anything may take that is not told a limit of its own.
 LIMIT_S = 900.0
+#: Tells the processes of the ends which QUIC engine to use.
+ENGINE_VARIABLE = "BENCH_ENGINE"
+
+
+def engine() -> EngineName | None:
+    """Return what ``scripts/bench --engine`` said, in the process of an end too."""
+    name = os.environ.get(ENGINE_VARIABLE)
+    return "picoquic" if name == "picoquic" else None
+
 
 
 @dataclass(frozen=True)

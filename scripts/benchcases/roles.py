@@ -12,7 +12,7 @@ import numpy as np
 
 from benchcases import usage
 from benchcases.counting import Asked, SentOctets
-from benchcases.ends import LIMIT_S, Cache, Place, Role
+from benchcases.ends import LIMIT_S, Cache, Place, Role, engine
 from kvcs.consumer.events import Event, LayerReady, ManifestAccepted
 from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, consume
 from kvcs.consumer.trust import Expectations
@@ -68,7 +68,7 @@ class ProducerEnd(Role):
         manifest_every: int = MAX_MANIFEST_EVERY,
     ) -> None:
         super().__init__(place)
-        self._quic = QuicSettings(max_datagram_octets=datagram)
+        self._quic = QuicSettings(max_datagram_octets=datagram, engine=engine())
         self._options = ProducerOptions(
             ttl_s=ttl_s, store_octets=store_octets, drain_s=0.2, manifest_every=manifest_every
         )
@@ -220,7 +220,7 @@ class RelayEnd(Role):
         self, place: Place, *, datagram: int = 1452, upstream: int | None = None, **options: Any
     ) -> None:
         super().__init__(place)
-        self._quic = QuicSettings(max_datagram_octets=datagram)
+        self._quic = QuicSettings(max_datagram_octets=datagram, engine=engine())
         self._upstream = upstream
         self._options = RelayOptions(**options)
 
@@ -274,7 +274,9 @@ class ConsumerEnd(Role):
         super().__init__(place)
         self._uri = f"moqt://127.0.0.1:{port}/"
         self._tls = ClientTls(ca_file=place.certificates.ca_file)
-        self._quic = QuicSettings(max_datagram_octets=datagram, stream_window=stream_window)
+        self._quic = QuicSettings(
+            max_datagram_octets=datagram, stream_window=stream_window, engine=engine()
+        )
         key = place.producer_key
         self._trusted = {key.kid: key.public_key}
         self._standing: MoqtConnection | None = None

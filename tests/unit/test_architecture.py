@@ -62,6 +62,7 @@ SHELL = (
 IO_LIBRARIES = (
     "asyncio",
     "aioquic",
+    "aiopquic",
     "uvloop",
     "socket",
     "ssl",
@@ -75,9 +76,9 @@ IO_LIBRARIES = (
 #: What a pure module would know the time by. The time is an argument, where it matters.
 CLOCKS = ("time", "sched")
 
-#: The only package that knows which QUIC library carries us, and those who ask it to.
-ENGINE = "moqt.aio.aioquic"
-ASK_THE_ENGINE = {"moqt.aio.client", "moqt.aio.server"}
+#: The only packages that know which QUIC library carries us, each its own, and who chooses one.
+ENGINES = {"moqt.aio.aioquic": "aioquic", "moqt.aio.picoquic": "aiopquic"}
+CHOOSES_THE_ENGINE = "moqt.aio.engine"
 
 PATHS = sorted(str(path.relative_to(ROOT)) for top in FACES for path in (ROOT / top).rglob("*.py"))
 MODULES = {".".join(Path(p).with_suffix("").parts).removesuffix(".__init__"): p for p in PATHS}
@@ -135,24 +136,41 @@ def test_moqt_never_heard_of_kvcs(module: str) -> None:
     assert not [name for name in imports(MODULES[module]) if within(name, "kvcs")]
 
 
-def test_only_the_engine_knows_the_quic_library() -> None:
-    found = {path for path in PATHS if any(within(name, "aioquic") for name in imports(path))}
+@pytest.mark.parametrize(("engine", "library"), ENGINES.items())
+def test_only_its_engine_knows_a_quic_library(engine: str, library: str) -> None:
+    found = {path for path in PATHS if any(within(name, library) for name in imports(path))}
 
     assert found
     # By path: a module of the package's name would hide behind it.
-    assert not [path for path in found if not path.startswith(ENGINE.replace(".", "/") + "/")]
+    assert not [path for path in found if not path.startswith(engine.replace(".", "/") + "/")]
 
 
-def test_all_that_is_asked_of_the_engine_is_to_dial_and_to_listen() -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_that_is_asked_of_an_engine_is_to_dial_and_to_listen(engine: str) -> None:
+    """The one that is optional is loaded by its name, when it is asked for."""
     asked = {
-        module: {name for name in imports(path) if within(name, ENGINE)}
+        module: {name for name in imports(path) if within(name, engine)}
         for module, path in MODULES.items()
-        if not within(module, ENGINE)
+        if not within(module, engine)
     }
 
-    assert {module for module, names in asked.items() if names} == ASK_THE_ENGINE
-    assert set().union(*asked.values()) == {ENGINE}
-    assert importlib.import_module(ENGINE).__all__ == ["dial", "listen"]
+    assert {module for module, names in asked.items() if names} <= {CHOOSES_THE_ENGINE}
+    assert set().union(*asked.values()) <= {engine}
+    [face] = [
+        node.value
+        for node in ast.walk(ast.parse((ROOT / MODULES[engine]).read_text()))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert ast.literal_eval(face) == ["dial", "listen"]
+
+
+def test_an_engine_that_nobody_asked_for_is_not_loaded() -> None:
+    code = "import sys, moqt.aio; print({'aiopquic', 'moqt.aio.picoquic'} & set(sys.modules))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+    assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -194,6 +212,8 @@ def test_the_public_names_are_exactly_those_listed(name: str) -> None:
     "module", [m for m, path in MODULES.items() if "__all__ = [" in (ROOT / path).read_text()]
 )
 def test_what_is_listed_exists_and_is_in_order(module: str) -> None:
+    if within(module, "moqt.aio.picoquic"):
+        pytest.importorskip("aiopquic")
     loaded = importlib.import_module(module)
 
     assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []

@@ -171,6 +171,7 @@ def deaf(relay: RelayStandIn) -> Any:
     return mock.patch.object(relay.server._listener, "_route", return_value=None)
 
 
+@pytest.mark.aioquic
 async def test_a_relay_that_is_gone_without_a_word_is_dialled_again(
     certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ async def test_a_relay_that_is_gone_without_a_word_is_dialled_again(
         assert link.connection is not lost
 
 
+@pytest.mark.aioquic
 async def test_a_relay_that_was_only_deaf_for_a_while_is_not_left(
     certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

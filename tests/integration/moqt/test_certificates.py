@@ -58,6 +58,7 @@ async def is_believed(uri: str, files: CertificateFiles) -> bool:
         return False
 
 
+@pytest.mark.aioquic
 async def test_who_connects_is_shown_the_new_certificate_and_who_is_there_stays(
     shown: Shown,
 ) -> None:
@@ -74,6 +75,7 @@ async def test_who_connects_is_shown_the_new_certificate_and_who_is_there_stays(
         await there.close(drain_s=0.1)
 
 
+@pytest.mark.aioquic
 async def test_a_certificate_that_cannot_be_used_changes_nothing(shown: Shown) -> None:
     async with listening(shown) as (server, uri):
         shown.put(shown.new, shown.old)

@@ -18,6 +18,7 @@ from moqt.aio import (
     ServerTls,
     Subscription,
     connect,
+    engine,
     open_connection,
     serve,
 )
@@ -754,8 +755,10 @@ async def test_fifty_pending_requests_fail_promptly_when_the_session_closes(benc
         results = await patiently(waiting)
 
     assert [type(r) for r in results] == [SessionClosed] * 50
+    # picoquic does not carry reasons.
+    reason = "go away" if engine.DEFAULT == "aioquic" else ""
     assert {(r.code, r.reason, r.by_peer) for r in results} == {
-        (SessionErrorCode.UNAUTHORIZED, "go away", True)
+        (SessionErrorCode.UNAUTHORIZED, reason, True)
     }
     with pytest.raises(UsageError):
         await connection.subscribe(NAME)

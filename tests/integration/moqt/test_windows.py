@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,7 @@ from moqt.aio import (
     ServerTls,
     Subscription,
     connect,
+    engine,
     serve,
 )
 from moqt.aio.tls import CertificateFiles
@@ -99,6 +100,14 @@ async def dialled(
         yield connection, server.connections[-1]
 
 
+def stands_still(transport: Any) -> bool:
+    """Whether all that may be sent has been sent, and acknowledged where that is known."""
+    if engine.DEFAULT == "aioquic":
+        return not transport.send_budget() and not transport._connection.unacked
+    active = transport._outbound._active
+    return bool(active) and all(stream.blocked for stream in active)
+
+
 async def stall(sender: MoqtConnection, receiver: MoqtConnection) -> None:
     """Return when all that may be sent has been sent and acknowledged, and more waits."""
     turned = asyncio.Event()
@@ -111,9 +120,11 @@ async def stall(sender: MoqtConnection, receiver: MoqtConnection) -> None:
 
     sender.flush = noting  # type: ignore[method-assign]
     try:
-        while transport.send_budget() or transport._connection.unacked:
+        while not stands_still(transport):
             turned.clear()
-            await turned.wait()
+            with suppress(TimeoutError):  # a stream may be found to stand still in no turn
+                async with asyncio.timeout(0.05):
+                    await turned.wait()
     finally:
         sender.flush = flush  # type: ignore[method-assign]
     assert sender.session.has_data_waiting
@@ -135,6 +146,7 @@ def a_gibibyte() -> LocalTrack:
 # -- readers that stop ---------------------------------------------------------------------------
 
 
+@pytest.mark.aioquic  # picoquic does not hold the window of the connection
 async def test_a_gibibyte_for_a_peer_that_grants_64_kib_and_stops_stays_where_it_is(
     certificates: CertificateFiles,
 ) -> None:
@@ -266,7 +278,8 @@ async def test_padding_of_many_windows_leaves_all_of_them_for_the_data_behind_it
         assert found == octets // length
         receiving: Any = peer._transport
         # The last of the padding may still be on its way.
-        assert receiving._connection._consumed > 2 * octets - SMALL.connection_window
+        if engine.DEFAULT == "aioquic":
+            assert receiving._connection._consumed > 2 * octets - SMALL.connection_window
 
 
 # -- streams that stay open ----------------------------------------------------------------------

@@ -76,6 +76,7 @@ async def is_believed(uri: str, ca_file: Path) -> bool:
 # -- SIGHUP --------------------------------------------------------------------------------------
 
 
+@pytest.mark.aioquic
 @pytest.mark.parametrize("which", ["relay", "produce"])
 async def test_on_sighup_the_certificate_is_read_again_and_taken_if_it_can_be_used(
     desk: Desk, which: str

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_settings_reach_what_they_are_about() -> None:
     options = ProducerOptions.of(settings)
     assert options.encodings == (Encoding(), Encoding(joint=True))
     assert options.store_octets == 1000
+
+
+def test_an_engine_that_cannot_be_used_is_a_setting_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    settings = ConsumerSettings(connect=("moqt://host:1/",), engine="picoquic")
+
+    with pytest.raises(ConfigError, match=r"engine is picoquic, .* needs Python 3\.12"):
+        quic_settings(settings)
 
 
 def test_a_listener_needs_a_certificate_and_its_key() -> None:
