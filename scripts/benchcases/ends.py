@@ -42,7 +42,6 @@ def engine() -> EngineName | None:
     return "picoquic" if name == "picoquic" else None
 
 
-
 @dataclass(frozen=True)
 class Cache:
     """What is transferred. Both ends make the same tokens of it."""
