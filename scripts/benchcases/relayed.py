@@ -21,6 +21,7 @@ from benchcases.figures import (
     first_layer_s,
     mebibytes,
     megabytes,
+    middle_slope,
     rise,
     settled,
     slope,
@@ -389,7 +390,7 @@ def _visited(place: Place, visits: int) -> dict[str, Any]:
     steady = settled(points)
     return {
         "visits": 2 * pauses * each,
-        "visits_slope_mib_per_100": round(slope(steady), 3),
+        "visits_slope_mib_per_100": round(middle_slope(steady), 3),
         "visits_relay_beyond_cache_mib": rise(steady),
         "visits_objects_short": 2 * cache.objects - sum(verified),
         "beside_one_upstream_subscriptions": asked[0],

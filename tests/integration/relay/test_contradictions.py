@@ -200,7 +200,7 @@ async def three_subscribers(
         yield found
 
 
-@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("hops", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("offence", OFFENCES)
 async def test_what_a_publisher_does_wrong_costs_its_own_session_and_its_tracks(
     certificates: CertificateFiles, hops: int, offence: str
