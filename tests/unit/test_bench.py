@@ -139,6 +139,7 @@ def test_a_first_layer_is_timed_through_no_relay_through_one_and_through_two() -
     assert found["ratios"].keys() == {"one_relay_vs_direct", "two_relays_vs_direct"}
 
 
+@pytest.mark.skipif("KVCS_BENCH_LONG" not in os.environ, reason="asks for KVCS_BENCH_LONG=yes")
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.timeout(LIMIT_S + 10)
