@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 Point = tuple[float, float]
@@ -86,20 +85,6 @@ def slope(points: Sequence[Point]) -> float:
     mean_y = sum(y for _, y in points) / count
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-
-
-def middle_slope(points: Sequence[Point]) -> float:
-    """The median of the rises between any two points (Theil and Sen).
-
-    For memory that an allocator now and then gives back and takes again at once: a few low points
-    do not tilt it, and what is never given back does.
-    """
-    rises = [
-        (y - before) / (x - since)
-        for index, (since, before) in enumerate(points)
-        for x, y in points[index + 1 :]
-    ]
-    return median(rises) if rises else 0.0
 
 
 def settled(points: Sequence[Point], warm_up: float = 0.2) -> Sequence[Point]:

@@ -199,11 +199,3 @@ def test_the_slope_of_a_run_leaves_out_its_warm_up(figures: ModuleType) -> None:
     steady = [(float(x), 100.0 + 2 * x) for x in range(2, 10)]
 
     assert figures.slope(figures.settled(warming_up + steady)) == pytest.approx(2.0)
-
-
-def test_a_few_low_points_do_not_tilt_the_middle_slope_and_a_leak_does(figures: ModuleType) -> None:
-    flat = [(float(x), 91.0 if x % 9 else 87.0) for x in range(1, 40)]
-    leaking = [(x, y + 0.7 * x) for x, y in flat]
-
-    assert figures.middle_slope(flat) == 0
-    assert figures.middle_slope(leaking) == pytest.approx(0.7, abs=0.05)
