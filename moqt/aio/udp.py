@@ -30,6 +30,9 @@ SOCKET_BUFFER = 4 << 20
 #: Octets of datagrams kept while the socket takes none. More are dropped, which QUIC repairs.
 SEND_BACKLOG = 4 << 20
 
+#: One read takes so much: the most that the kernel puts together.
+READ_OCTETS = 65_536
+
 #: One wake-up reads at most so many times, so that timers and other sockets get their turn.
 READS_PER_WAKEUP = 32
 
@@ -48,8 +51,12 @@ _IS_LINUX = hasattr(socket, "SO_BINDTODEVICE")
 class DatagramReceiver(Protocol):
     """Called by an endpoint, always from the event loop."""
 
-    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
-        """Some datagrams arrived from one address; more of the same batch may follow."""
+    def datagrams_received(self, data: bytes, size: int, address: Address) -> None:
+        """Some datagrams arrived from one address; more of the same batch may follow.
+
+        They are end to end in ``data``, each of ``size`` octets, the last perhaps of fewer: see
+        :func:`cut`.
+        """
 
     def batch_received(self) -> None:
         """The batch is over: act on it and answer it, once."""
@@ -106,6 +113,13 @@ def _forbid_fragments(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
 
 
+def cut(data: bytes, size: int) -> list[bytes]:
+    """Return the datagrams that are end to end in ``data``, each of ``size`` octets at most."""
+    if len(data) <= size:
+        return [data]
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
 def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Cut ``datagrams`` into runs that one segmented send can carry, order kept.
 
@@ -141,8 +155,6 @@ class UdpEndpoint:
         self._waiting: deque[tuple[Sequence[bytes], Address | None]] = deque()
         self._waiting_octets = 0
         self._oversize_told = False
-        self._buffer = bytearray(65_536)
-        self._view = memoryview(self._buffer)
         try:
             sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
             self._control_octets = socket.CMSG_SPACE(struct.calcsize("i"))
@@ -212,26 +224,17 @@ class UdpEndpoint:
     def _read(self) -> bool:
         """Receive once; return False when there is nothing more."""
         try:
-            size, control, _, address = self._sock.recvmsg_into(
-                [self._buffer], self._control_octets
-            )
+            data, control, _, address = self._sock.recvmsg(READ_OCTETS, self._control_octets)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
             self._receiver.error_received(error)
             return True
-        segment = size
+        size = max(len(data), 1)
         for _, kind, value in control:
             if kind == UDP_GRO:
-                (segment,) = struct.unpack("i", value[:4])
-        view = self._view
-        if size <= segment:
-            datagrams = [bytes(view[:size])]
-        else:
-            datagrams = [
-                bytes(view[at : min(at + segment, size)]) for at in range(0, size, segment)
-            ]
-        self._receiver.datagrams_received(datagrams, address)
+                (size,) = struct.unpack("i", value[:4])
+        self._receiver.datagrams_received(data, size, address)
         return True
 
     def _send_run(self, run: Sequence[bytes], address: Address | None) -> None:

@@ -7,7 +7,8 @@ The connection is put together from classes of which each changes for one reason
       OutboundStreams         streams we send on, and the order in which they leave
       KeyUpdates              when keys change
         Unpacking             datagrams to frames
-        Packing               frames to datagrams; serves both kinds of streams
+        DataPackets           whole packets of stream data
+          Packing             frames to datagrams; serves both kinds of streams
           Connection          all of it, and what the transport may ask
 """
 

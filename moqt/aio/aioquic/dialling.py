@@ -117,10 +117,10 @@ class _Attempt:
             raise
         return transport
 
-    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
+    def datagrams_received(self, data: bytes, size: int, address: Address) -> None:
         # The socket is connected, so no other address can be in ``address``.
         if self._transport is not None:
-            self._transport.feed(datagrams, self._remote)
+            self._transport.feed(data, size, self._remote)
 
     def batch_received(self) -> None:
         if self._transport is not None:

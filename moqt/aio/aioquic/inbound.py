@@ -9,6 +9,7 @@ from typing import Any
 from aioquic._buffer import Buffer
 from aioquic.quic.connection import (
     MAX_STREAM_DATA_FRAME_CAPACITY,
+    Limit,
     QuicConnectionError,
     QuicReceiveContext,
 )
@@ -18,8 +19,14 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, QuicStream
 
 from moqt.aio.aioquic.base import BaseConnection, id_of
-from moqt.aio.aioquic.varint import peek_varint
+from moqt.aio.aioquic.varint import encode_varint, peek_varint
 from moqt.aio.settings import QuicSettings
+
+#: Octets from which a view of data costs less than a copy.
+LARGE = 4096
+
+#: What of a varint of so many octets is its value.
+_VALUE_BITS = {1: 0x3F, 2: 0x3FFF, 4: 0x3FFF_FFFF, 8: 0x3FFF_FFFF_FFFF_FFFF}
 
 
 class Inbound:
@@ -31,8 +38,66 @@ class Inbound:
         self.stream = stream
         self.consumed = 0  # octets the windows have moved past
         self.dropped = False  # nobody wants what arrives any more
-        self.pieces: list[bytes] | None = None
+        self.pieces: list[bytes | memoryview] | None = None
         self.fin = False
+
+
+class Tail:
+    """The end of the stream on which data are arriving.
+
+    Most packets carry the next octets of the stream that the one before belonged to, and nothing
+    else. Those are taken here, and the stream learns of them once for all.
+    """
+
+    def __init__(self) -> None:
+        self._stream: QuicStream | None = None
+        self._pieces: list[bytes | memoryview] = []
+        self._prefix = b""  # how such a frame begins
+        self._begin = self._end = -1  # offsets of what was taken
+        self._limit = 0
+
+    def follow(self, inbound: Inbound | None, credit: Limit) -> None:
+        """Take what continues ``inbound``, as far as ``credit`` of the connection allows."""
+        if inbound is None or inbound.dropped or inbound.pieces is None:
+            return
+        stream = inbound.stream
+        receiver = stream.receiver
+        if receiver._final_size is not None or receiver._buffer_start < receiver.highest_offset:
+            return
+        self._stream, self._pieces = stream, inbound.pieces
+        self._prefix = b"\x0e" + encode_varint(id_of(stream))
+        self._begin = self._end = receiver.highest_offset
+        self._limit = min(stream.max_stream_data_local, self._end + credit.value - credit.used)
+
+    def append(self, payload: bytes) -> bool:
+        """Take a packet's payload if it is what is expected next; return whether it was."""
+        if self._end < 0 or not payload.startswith(self._prefix):
+            return False
+        at = len(self._prefix)
+        try:
+            octets = 1 << (payload[at] >> 6)
+            offset = int.from_bytes(payload[at : at + octets]) & _VALUE_BITS[octets]
+            at += octets
+            octets = 1 << (payload[at] >> 6)
+            length = int.from_bytes(payload[at : at + octets]) & _VALUE_BITS[octets]
+            at += octets
+        except IndexError:
+            return False
+        end = offset + length
+        if offset != self._end or at + length != len(payload) or end > self._limit:
+            return False
+        self._pieces.append(memoryview(payload)[at:] if length >= LARGE else payload[at:])
+        self._end = end
+        return True
+
+    def put_back(self, credit: Limit) -> None:
+        """Let the stream and the connection know of what was taken, and follow no more."""
+        if self._stream is not None:
+            receiver = self._stream.receiver
+            receiver._buffer_start = receiver.highest_offset = self._end
+            credit.used += self._end - self._begin
+            self._stream = None
+            self._end = -1
 
 
 class InboundStreams(BaseConnection):
@@ -43,6 +108,8 @@ class InboundStreams(BaseConnection):
         self._stream_window = settings.stream_window
         self._connection_window = settings.connection_window
         self._inbound: dict[int, Inbound] = {}
+        self._last_inbound: Inbound | None = None  # that a STREAM frame came on
+        self._tail = Tail()
         self._raised: dict[int, QuicStream] = {}  # MAX_STREAM_DATA to send
         self._consumed = 0
 
@@ -110,6 +177,7 @@ class InboundStreams(BaseConnection):
                 self._inbound[stream_id] = inbound
         else:
             stream = inbound.stream
+        self._last_inbound = inbound
         if end > stream.max_stream_data_local:
             raise QuicConnectionError(
                 QuicErrorCode.FLOW_CONTROL_ERROR, frame_type, "Over stream data limit"

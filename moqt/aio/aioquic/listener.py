@@ -28,7 +28,7 @@ from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ServerTls
 from moqt.aio.transport import ReceiverFactory
-from moqt.aio.udp import Address, UdpEndpoint, bound_socket, spell
+from moqt.aio.udp import Address, UdpEndpoint, bound_socket, cut, spell
 
 
 async def listen(
@@ -132,22 +132,19 @@ class Listener:
         self._endpoint.close()
         self._closed.set()
 
-    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
+    def datagrams_received(self, data: bytes, size: int, address: Address) -> None:
         """Hand each datagram to its connection (called by the endpoint)."""
-        run: list[bytes] = []
-        previous: AioquicTransport | None = None
-        for data in datagrams:
-            transport = self._route(data, address)
-            if transport is None:
-                continue
-            if transport is not previous and previous is not None:
-                previous.feed(run, address)
-                run = []
-            previous = transport
+        if len(data) <= size or _is_of_one_connection(data, size):
+            self._hand_over(data, size, address)
+        else:
+            for datagram in cut(data, size):
+                self._hand_over(datagram, size, address)
+
+    def _hand_over(self, data: bytes, size: int, address: Address) -> None:
+        transport = self._route(data, address)
+        if transport is not None:
             self._touched[transport] = None
-            run.append(data)
-        if previous is not None:
-            previous.feed(run, address)
+            transport.feed(data, size, address)
 
     def batch_received(self) -> None:
         """Let each connection that was touched answer, once (called by the endpoint)."""
@@ -275,3 +272,12 @@ class Listener:
         buf.push_uint_var(QuicFrameType.PADDING)
         buf.push_uint_var(0)
         self._endpoint.send(builder.flush()[0], address)
+
+
+def _is_of_one_connection(data: bytes, size: int) -> bool:
+    """Whether datagrams that came end to end have short headers and the same connection ID."""
+    connection_id = data[1 : 1 + CONNECTION_ID_OCTETS]
+    return not any(
+        data[at] & 0x80 or data[at + 1 : at + 1 + CONNECTION_ID_OCTETS] != connection_id
+        for at in range(0, len(data), size)
+    )

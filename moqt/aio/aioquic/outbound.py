@@ -94,6 +94,7 @@ class Outbound:
 
     __slots__ = (
         "fin",
+        "fin_acked",
         "id_octets",
         "queued",
         "reset",
@@ -115,6 +116,7 @@ class Outbound:
         self.unacked = 0  # octets written and not acknowledged; the FIN counts as one
         self.queued = False
         self.fin = False
+        self.fin_acked = False
         self.reset = False
         self.reset_code: int | None = None  # of a reset that waits until all has been acknowledged
 
@@ -124,6 +126,10 @@ class Outbound:
         return not (
             self.fin or self.reset or self.reset_code is not None or self.sender.is_finished
         )
+
+
+#: What was sent of a stream in one frame: its first octet, the one after its last, its FIN.
+Frame = tuple[Outbound, int, int, bool]
 
 
 class OutboundStreams(BaseConnection):
@@ -287,7 +293,7 @@ class OutboundStreams(BaseConnection):
 
     def _next_frame(
         self, queue: deque[Outbound], room: int
-    ) -> tuple[bytes, bytearray, tuple[Outbound, int, int, bool]] | None:
+    ) -> tuple[bytes, bytearray, Frame] | None:
         """Take the next STREAM frame from ``queue`` that fits into ``room`` octets.
 
         Returns:
@@ -303,13 +309,7 @@ class OutboundStreams(BaseConnection):
             before = sender.highest_offset
             taken = None
             if not sender.buffer_is_empty and not out.stream.is_blocked:
-                taken = sender.take(
-                    room - overhead,
-                    min(
-                        before + self._remote_max_data - self._remote_max_data_used,
-                        out.stream.max_stream_data_remote,
-                    ),
-                )
+                taken = sender.take(room - overhead, self._send_limit(out))
             if taken is None:
                 queue.popleft()
                 out.queued = False
@@ -327,6 +327,13 @@ class OutboundStreams(BaseConnection):
             return header, data, (out, start, stop, fin)
         return None
 
+    def _send_limit(self, out: Outbound) -> int:
+        """Return the offset that flow control lets a stream reach."""
+        return min(
+            out.sender.highest_offset + self._remote_max_data - self._remote_max_data_used,
+            out.stream.max_stream_data_remote,
+        )
+
     # What became of it
 
     def _on_frame_delivery(
@@ -337,7 +344,9 @@ class OutboundStreams(BaseConnection):
             return
         out.sender.on_data_delivery(delivery, start, stop, fin)
         if delivery is QuicDeliveryState.ACKED:
-            octets = stop - start + fin
+            # A FIN goes with the last octets again when those were lost, acknowledged or not.
+            octets = stop - start + (fin and not out.fin_acked)
+            out.fin_acked |= fin
             out.unacked -= octets
             self.unacked -= octets
             if out.sender.is_finished:

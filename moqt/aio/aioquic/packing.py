@@ -1,8 +1,6 @@
-"""Packets out: what goes into one, in which order, and whole packets of data the short way."""
+"""Packets out: what goes into one, in which order."""
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from aioquic.quic.connection import (
     RESET_STREAM_FRAME_CAPACITY,
@@ -11,25 +9,17 @@ from aioquic.quic.connection import (
     stream_is_client_initiated,
 )
 from aioquic.quic.packet import QuicFrameType, QuicPacketType
-from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop, QuicSentPacket
+from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.aio.aioquic.base import AEAD_TAG, ONE_RTT, id_of
+from moqt.aio.aioquic.base import ONE_RTT, id_of
+from moqt.aio.aioquic.datapackets import DataPackets
 from moqt.aio.aioquic.inbound import InboundStreams
-from moqt.aio.aioquic.keys import KeyUpdates
-from moqt.aio.aioquic.outbound import Outbound, OutboundStreams
-from moqt.aio.settings import QuicSettings
-
-#: Octets built, sent and then forgotten about before the next are built: one segmented send.
-BURST_OCTETS = 64_000
+from moqt.aio.aioquic.outbound import Outbound
 
 
-class Packing(KeyUpdates, InboundStreams, OutboundStreams):
+class Packing(DataPackets, InboundStreams):
     """A connection that fills its 1-RTT packets itself."""
-
-    def __init__(self, settings: QuicSettings, **arguments: Any) -> None:
-        super().__init__(settings, **arguments)
-        self.more_to_send = False
 
     def _write_application(
         self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
@@ -48,6 +38,9 @@ class Packing(KeyUpdates, InboundStreams, OutboundStreams):
         if space.ack_at is not None and (self._unanswered > 1 or self._urgent or self._bulk):
             space.ack_at = min(space.ack_at, now)
         data_only = self._handshake_confirmed and network_path.is_validated
+        if data_only and self._bulk and self._only_data_wait(network_path, space, now):
+            self._write_data_packets(builder, now)
+            return
         while True:
             if space.ack_at is None or space.ack_at > now:
                 self._pacing_at = pacer.next_send_time(now)
@@ -66,6 +59,27 @@ class Packing(KeyUpdates, InboundStreams, OutboundStreams):
                 break
         if data_only and self._bulk:
             self._write_data_packets(builder, now)
+
+    def _only_data_wait(self, path: QuicNetworkPath, space: QuicPacketSpace, now: float) -> bool:
+        """Whether :meth:`_write_frames` would find nothing to write but data."""
+        return not (
+            (space.ack_at is not None and space.ack_at <= now)
+            or self._urgent
+            or self._signals
+            or self._raised
+            or self._datagrams_pending
+            or self._probe_pending
+            or self._ping_pending
+            or self._handshake_done_pending
+            or self._retire_connection_ids
+            or self._streams_blocked_pending
+            or path.remote_challenges
+            or self._local_max_data.value != self._local_max_data.sent
+            or self._local_max_streams_bidi.value != self._local_max_streams_bidi.sent
+            or self._local_max_streams_uni.value != self._local_max_streams_uni.sent
+            or not self._crypto_streams[ONE_RTT].sender.buffer_is_empty
+            or not all(connection_id.was_sent for connection_id in self._host_cids)
+        )
 
     def _write_frames(
         self,
@@ -184,74 +198,6 @@ class Packing(KeyUpdates, InboundStreams, OutboundStreams):
             buf = builder.start_frame(header[0], len(header), self._on_frame_delivery, delivery)
             buf.push_bytes(header[1:])
             buf.push_bytes(bytes(data))
-
-    def _write_data_packets(self, builder: QuicPacketBuilder, now: float) -> None:
-        """Fill whole packets with stream data, one burst of them.
-
-        What QuicPacketBuilder does for such packets, without its general cases. All but the last
-        have the same size, so that one system call can send them.
-        """
-        if builder._packet is not None:
-            builder._end_packet()
-        crypto, pacer, octets = self._crypto, self._loss._pacer, self._max_datagram_size
-        send: Any = crypto.send
-        aead, mask_of = send.aead, send.hp._mask
-        peer_cid = self._peer_cid.cid
-        plain_first = 0x40 | self._spin_bit << 5 | send.key_phase << 2 | 1
-        first_octet, room = bytes((plain_first,)), octets - 3 - len(peer_cid) - AEAD_TAG
-        number, queue = builder._packet_number, self._bulk
-        window: Any = builder.max_flight_bytes
-        burst = min(window - builder._flight_bytes, BURST_OCTETS)
-        while burst >= octets and queue:
-            self._pacing_at = pacer.next_send_time(now)
-            if self._pacing_at is not None:
-                break
-            pieces: list[bytes | bytearray] = []
-            handlers: list[tuple[Callable[..., None], Any]] = []
-            left = room
-            while left > 32 and (frame := self._next_frame(queue, left)) is not None:
-                pieces += frame[:2]
-                handlers.append((self._on_frame_delivery, frame[2]))
-                left -= len(frame[0]) + len(frame[1])
-            if not pieces:
-                break
-            if queue or left > room - 4:
-                pieces.append(bytes(left))  # PADDING
-            number_octets = (number & 0xFFFF).to_bytes(2, "big")
-            protected = aead.encrypt(
-                b"".join(pieces), first_octet + peer_cid + number_octets, number
-            )
-            mask = mask_of(protected[2:18])
-            datagram = b"".join(
-                (
-                    bytes((plain_first ^ mask[0] & 0x1F,)),
-                    peer_cid,
-                    bytes((number_octets[0] ^ mask[1], number_octets[1] ^ mask[2])),
-                    protected,
-                )
-            )
-            size = len(datagram)
-            builder._datagrams.append(datagram)
-            builder._packets.append(
-                QuicSentPacket(
-                    epoch=ONE_RTT,
-                    in_flight=True,
-                    is_ack_eliciting=True,
-                    is_crypto_packet=False,
-                    packet_number=number,
-                    packet_type=QuicPacketType.ONE_RTT,
-                    sent_bytes=size,
-                    delivery_handlers=handlers,
-                )
-            )
-            builder._flight_bytes += size
-            number += 1
-            burst -= size
-            pacer.update_after_send(now)
-        builder._packet_number = number
-        self.more_to_send = (
-            bool(queue) and self._pacing_at is None and window - builder._flight_bytes >= octets
-        )
 
     def _discard_ended(self) -> None:
         """Forget streams that are over in both directions, and let the peer open others."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -184,8 +184,11 @@ class AioquicTransport:
         self._connection.connect(address, time.monotonic())
         self._take_turn()
 
-    def feed(self, datagrams: Sequence[bytes], address: Address) -> None:
-        """Take datagrams; :meth:`answer` must follow at the end of the batch."""
+    def feed(self, data: bytes, size: int, address: Address) -> None:
+        """Take datagrams of ``size`` octets, end to end, the last one perhaps shorter.
+
+        :meth:`answer` must follow at the end of the batch.
+        """
         if self._farewell:
             # RFC 9000 Section 10.2.1: repeat it, ever more rarely, to who has not heard it.
             self._late_batches += 1
@@ -193,7 +196,7 @@ class AioquicTransport:
                 self._send(self._farewell)
             return
         try:
-            self._connection.receive(datagrams, address, time.monotonic())
+            self._connection.receive(data, size, address, time.monotonic())
         except Exception:  # a packet must not take down the other connections of the endpoint
             _log_failure("QUIC engine failed on a packet")
             self._connection.close(QuicErrorCode.INTERNAL_ERROR, QuicFrameType.PADDING)
@@ -257,7 +260,7 @@ class AioquicTransport:
 
     def _tell_data(self, inbound: Inbound) -> None:
         pieces, inbound.pieces = inbound.pieces or [], None
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
         if inbound.dropped:
             data = b""
         if self._receiver is not None and (data or inbound.fin):

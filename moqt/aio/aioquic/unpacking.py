@@ -1,21 +1,27 @@
 """Packets in: those of an established path are taken apart here, a batch at a time."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from aioquic._buffer import Buffer, BufferReadError
 from aioquic._crypto import CryptoError
 from aioquic.quic.connection import QuicConnectionError, QuicReceiveContext
 from aioquic.quic.packet import QuicErrorCode, decode_packet_number
+from aioquic.quic.recovery import MAX_ACK_RANGES
 from aioquic.quic.stream import StreamFinishedError
 
 from moqt.aio.aioquic.base import ONE_RTT
+from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS
+from moqt.aio.aioquic.inbound import InboundStreams
 from moqt.aio.aioquic.keys import KeyUpdates
+from moqt.aio.aioquic.protection import SAMPLE, InvalidTag, Protection
 from moqt.aio.settings import QuicSettings
 from moqt.aio.udp import Address
 
+#: A short header with a connection ID of ours, the longest packet number, and a sample.
+MIN_OCTETS = 1 + CONNECTION_ID_OCTETS + 4 + SAMPLE
 
-class Unpacking(KeyUpdates):
+
+class Unpacking(KeyUpdates, InboundStreams):
     """A connection that receives the packets of an established path the short way."""
 
     def __init__(self, settings: QuicSettings, **arguments: Any) -> None:
@@ -25,16 +31,23 @@ class Unpacking(KeyUpdates):
         self.heard_at = 0.0
         """When an authentic packet came last; 0 before the first."""
 
-    def receive(self, datagrams: Sequence[bytes], address: Address, now: float) -> None:
-        """Take datagrams that came from one address."""
-        self.packets_received += len(datagrams)
+    def receive(self, data: bytes, size: int, address: Address, now: float) -> None:
+        """Take datagrams that came from one address.
+
+        They are end to end in ``data``, each of ``size`` octets, the last perhaps of fewer.
+        """
+        self.packets_received += -(-len(data) // size)
         closes_at = self._close_at
-        fast = self._fast_context(address, now)
-        for data in datagrams:
-            if fast is None or not self._receive_short(data, fast):
-                self.receive_datagram(data, address, now)
-                self._note_keys()
-                fast = self._fast_context(address, now)
+        at = 0
+        while at < len(data):
+            context = self._fast_context(address, now)
+            if context is not None:
+                at = self._receive_run(data, size, at, context)
+                if at >= len(data):
+                    break
+            self.receive_datagram(data[at : at + size], address, now)
+            self._note_keys()
+            at += size
         if self._heard and self._is_open():
             # Once a batch is enough for the idle timer.
             self._heard = False
@@ -61,62 +74,121 @@ class Unpacking(KeyUpdates):
             version=None,
         )
 
-    def _receive_short(self, data: bytes, context: QuicReceiveContext) -> bool:
-        """Receive one 1-RTT packet of the established path; False if it is another kind.
+    def _receive_run(self, data: bytes, size: int, at: int, context: QuicReceiveContext) -> int:
+        """Receive 1-RTT packets of the established path, up to the first of another kind.
 
-        What aioquic's receive_datagram does for such a packet, less the general cases and one
-        copy of the packet (RFC 9001 Section 5.4).
+        Returns:
+            Where that one begins, or the end of ``data``.
         """
-        if len(data) < 29 or data[0] & 0xC0 != 0x40 or data[1:9] != context.host_cid:
-            return False
-        if not self._is_open():
-            return True  # an earlier packet of the batch has ended it
-        recv: Any = self._crypto.recv
-        mask = recv.hp._mask(data[13:29])
-        first = data[0] ^ (mask[0] & 0x1F)
-        if first & 0x18:
-            return False
-        octets = (first & 0x03) + 1
-        start = 9 + octets
-        truncated = int.from_bytes(data[9:start], "big") ^ int.from_bytes(
-            mask[1 : 1 + octets], "big"
-        )
-        space = self._space
-        number = decode_packet_number(truncated, octets * 8, space.expected_packet_number)
-        header = bytes((first,)) + data[1:9] + truncated.to_bytes(octets, "big")
-        aead = recv.aead
-        if (first >> 2) & 1 != recv.key_phase:
-            # Sent before the peer heard of our key update, or the peer's own update.
-            aead = self._previous_aead
-            if aead is None:
-                return False
-        try:
-            plain = aead.decrypt(data[start:], header, number)
-        except CryptoError:
-            return aead is recv.aead  # dropped, unless another key may fit
-        if number in space.received_packets:
-            return True
-        if number > space.expected_packet_number:
-            space.expected_packet_number = number + 1
-        try:
-            is_ack_eliciting, _ = self._payload_received(context, plain)
-        except QuicConnectionError as error:
-            self.close(error.error_code, error.frame_type, error.reason_phrase)
-        if not self._is_open():
-            return True
+        numbers, payloads, reached = self._unprotect(data, size, at, context.host_cid)
+        tail = self._tail
+        tail.follow(self._last_inbound, self._local_max_data)
+        first = following = -1  # a run of packet numbers that is not noted yet
+        eliciting = 0
+        for number, payload in zip(numbers, payloads, strict=True):
+            if number != following or number < self._space.expected_packet_number:
+                if first >= 0:
+                    self._note_received(first, following, context.time)
+                if number in self._space.received_packets:
+                    first = following = -1
+                    continue
+                first = number
+            following = number + 1
+            if tail.append(payload):
+                eliciting += 1
+                continue
+            tail.put_back(self._local_max_data)
+            try:
+                is_eliciting, _ = self._payload_received(context, payload)
+            except QuicConnectionError as error:
+                self.close(error.error_code, error.frame_type, error.reason_phrase)
+            if not self._is_open():
+                return len(data)  # what follows comes too late
+            eliciting += is_eliciting
+            tail.follow(self._last_inbound, self._local_max_data)
+        tail.put_back(self._local_max_data)
+        if first >= 0:
+            self._note_received(first, following, context.time)
+        if eliciting:
+            self._unanswered += eliciting
+            if self._space.ack_at is None:
+                self._space.ack_at = context.time + self._ack_delay
+        return reached
+
+    def _unprotect(
+        self, data: bytes, size: int, begin: int, host_cid: bytes
+    ) -> tuple[list[int], list[bytes], int]:
+        """Take the protection off 1-RTT packets, up to the first of another kind.
+
+        What aioquic's receive_datagram does for such packets, less the general cases and the
+        copies of each (RFC 9001 Section 5.4). Those that are not authentic are left out.
+
+        Returns:
+            Packet numbers, payloads, and where the first of another kind begins.
+        """
+        starts = range(begin, len(data), size) if size >= MIN_OCTETS else range(0)
+        samples: list[bytes] = []
+        for at in starts:
+            if data[at] & 0xC0 != 0x40 or data[at + 1 : at + 9] != host_cid:
+                break
+            samples.append(data[at + 13 : at + 29])
+        if samples and len(samples[-1]) < SAMPLE:
+            samples.pop()  # the last datagram, and too short
+        if not samples:
+            return [], [], begin
+        keys, previous = Protection(self._crypto.recv), self._previous_aead
+        masks, phase, iv, decrypt = keys.masks(samples), keys.phase, keys.iv, keys.open
+        expected = self._space.expected_packet_number
+        numbers: list[int] = []
+        payloads: list[bytes] = []
+        with memoryview(data) as view:
+            for at, mask in zip(starts, range(0, len(masks), SAMPLE), strict=False):
+                first = data[at] ^ masks[mask] & 0x1F
+                if first & 0x18:
+                    return numbers, payloads, at
+                octets = (first & 0x03) + 1
+                start = at + 9 + octets
+                truncated = int.from_bytes(data[at + 9 : start]) ^ int.from_bytes(
+                    masks[mask + 1 : mask + 1 + octets]
+                )
+                number = decode_packet_number(truncated, octets * 8, expected)
+                header = bytes((first,)) + host_cid + truncated.to_bytes(octets)
+                nonce = (iv ^ number).to_bytes(12)
+                protected = view[start : at + size]
+                try:
+                    if first & 0x04 == phase:
+                        payload = decrypt(nonce, protected, header)
+                    elif previous is None:
+                        return numbers, payloads, at
+                    else:
+                        # Sent before the peer heard of our key update, or the peer's own update.
+                        payload = previous.decrypt(bytes(protected), header, number)
+                except InvalidTag:
+                    continue
+                except CryptoError:  # another key may fit
+                    return numbers, payloads, at
+                finally:
+                    protected.release()
+                numbers.append(number)
+                payloads.append(payload)
+                if number >= expected:
+                    expected = number + 1
+        return numbers, payloads, begin + len(samples) * size
+
+    def _note_received(self, first: int, following: int, now: float) -> None:
+        """Note that packets ``first`` to ``following - 1`` were received and are to be acked."""
         self._heard = True
-        if number > space.largest_received_packet:
-            space.largest_received_packet = number
-            space.largest_received_time = context.time
-        space.ack_queue.add(number)
-        space.received_packets.add(number)
-        if len(space.ack_queue) > 64:
+        space = self._space
+        space.expected_packet_number = max(space.expected_packet_number, following)
+        if following > space.largest_received_packet:
+            space.largest_received_packet = following - 1
+            space.largest_received_time = now
+        space.ack_queue.add(first, following)
+        if len(space.ack_queue) > MAX_ACK_RANGES:
             space.ack_queue.shift()
-        if is_ack_eliciting:
-            self._unanswered += 1
-            if space.ack_at is None:
-                space.ack_at = context.time + self._ack_delay
-        return True
+        # What is older than the window counts as received.
+        for number in range(max(first, following - 2 * MAX_ACK_RANGES), following):
+            space.received_packets.add(number)
 
     def _payload_received(
         self, context: QuicReceiveContext, plain: bytes, crypto_frame_required: bool = False

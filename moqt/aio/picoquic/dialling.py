@@ -138,7 +138,7 @@ class _Attempt:
         assert self._transport is not None, "it is what became ready"
         return self._transport
 
-    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
+    def datagrams_received(self, data: bytes, size: int, address: Address) -> None:
         """Nobody answers a knock."""
 
     def batch_received(self) -> None:

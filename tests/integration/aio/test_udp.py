@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moqt.aio.udp import Address, UdpEndpoint, bound_socket, connected_socket
+from moqt.aio.udp import Address, UdpEndpoint, bound_socket, connected_socket, cut
 
 pytestmark = pytest.mark.network
 
@@ -27,7 +27,8 @@ class Inbox:
         self._in_batch = 0
         self._news = asyncio.Event()
 
-    def datagrams_received(self, datagrams: list[bytes], address: Address) -> None:
+    def datagrams_received(self, data: bytes, size: int, address: Address) -> None:
+        datagrams = cut(data, size)
         self.datagrams += datagrams
         self.addresses.add(address)
         self._in_batch += len(datagrams)
