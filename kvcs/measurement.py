@@ -101,7 +101,8 @@ class Measurement(Setting):
     """The least time in which a request was answered, with nothing else on its way."""
 
     loss: float | None
-    """Share of the producer's datagrams that were lost; None if nobody can tell."""
+    """Share of the producer's datagrams that were lost: as it says, or by the gaps in what came,
+    of which some stacks leave a few on purpose. None if nobody can tell."""
 
     @property
     def start_s(self) -> float:

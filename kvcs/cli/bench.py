@@ -45,6 +45,8 @@ kvcs produce --synthetic.
 EPILOG = """\
 MB are 10**6 octets of tensors. The goodput is that of whole retrievals, from dialling to the last
 layer; the steady rate begins with the first one. What is told of this end is told of the consumer.
+On loopback the producer tells what was lost; over a link, gaps in the numbers of its packets do, of
+which some stacks leave a few on purpose.
 
 Exit status: 0 measured; 2 a flag, setting or file cannot be used; 3 no such cache there; 10 the
 deadline passed; 11 nobody was reached.
