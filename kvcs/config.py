@@ -14,7 +14,7 @@ import os
 import re
 import tomllib
 from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -426,6 +426,23 @@ class RelaySettings(Settings):
     )
 
 
+class BenchSettings(ScopedSettings):
+    """What ``kvcs bench`` can be told. Names nothing that another command does not know."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="what is below is not written"
+    )
+    listen: AddressSetting | None = Field(
+        default=None, description="address and UDP port to serve on, such as :4443"
+    )
+    deadline_s: float = Field(
+        default=60.0, gt=0, description="seconds until all that is measured must be there"
+    )
+    max_cache_octets: OctetsSetting = Field(
+        default=8 << 30, ge=1, description="octets of tensors that are allocated at most"
+    )
+
+
 class PingSettings(Settings):
     """What ``kvcs ping`` can be told. Names nothing that another command does not know."""
 
@@ -447,8 +464,8 @@ class Origin(NamedTuple):
     text: str
 
 
-def add_settings(parser: ArgumentParser, cls: type[Settings]) -> None:
-    """Declare a flag for every setting that is not secret, and ``--config``."""
+def add_settings(parser: ArgumentParser, cls: type[Settings], *, but: Collection[str] = ()) -> None:
+    """Declare a flag for every setting that is not secret, and ``--config``; ``but`` these."""
     parser.allow_abbrev = False  # --scope-key must be an error, and not --scope-key-file
     parser.add_argument(
         "--config",
@@ -460,7 +477,7 @@ def add_settings(parser: ArgumentParser, cls: type[Settings]) -> None:
         "settings", f"also {ENV_PREFIX}NAME in the environment, or name = value in the file"
     )
     for name, field in cls.model_fields.items():
-        if _is_secret(field):
+        if _is_secret(field) or name in but:
             continue
         options: dict[str, Any] = {"dest": name, "default": SUPPRESS, "help": _help(field)}
         if field.annotation is bool:

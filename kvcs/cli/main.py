@@ -12,14 +12,16 @@ from types import MappingProxyType, ModuleType
 import uvloop
 
 from kvcs import __version__, errors
-from kvcs.cli import consume, demo, keys, ping, produce, relay, show
+from kvcs.cli import advise, bench, consume, demo, keys, ping, produce, relay, show
 from kvcs.consumer.retrieval import Unreachable
 from moqt import DRAFT
 from moqt.aio import TlsSettingsError
 from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
-SUBCOMMANDS: tuple[ModuleType, ...] = (demo, produce, consume, relay, ping, keys, show)
+SUBCOMMANDS: tuple[ModuleType, ...] = (
+    demo, produce, consume, relay, ping, bench, advise, keys, show,
+)  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
 EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
@@ -53,6 +55,7 @@ A first look, with nothing but this machine:
   kvcs keys --scope-key-file scope.key CACHE.json
                                            the identifiers of a descriptor and its tokens
   kvcs show FILE                           explain an object, a manifest, a descriptor, a name
+  kvcs bench                               how fast it is
   kvcs COMMAND --help                      what else a command can do
 
 Exit status: 0 done; 2 a flag, setting or file is unusable; 3 not found; 4 bad manifest;

@@ -53,7 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     source.add_argument(
         "--synthetic",
         metavar="MODEL",
-        help=f"instead of CACHE: noise of a model's shape ({', '.join(MODEL_SHAPES)})",
+        help=f"instead of CACHE: noise of a model's shape ({', '.join(MODEL_SHAPES)}; or "
+        "LAYERS,HEADS,DIM[,DTYPE])",
     )
     source.add_argument(
         "--tokens", type=int, default=1024, metavar="N", help="tokens of it (default: %(default)s)"

@@ -67,6 +67,7 @@ from moqt.aio import (
     open_connection,
 )
 from moqt.aio.tls import check_client_tls
+from moqt.aio.transport import TransportStats
 from moqt.errors import MoqtError
 from moqt.session.config import SessionConfig
 from moqt.session.events import NamespaceAppeared, NamespaceGone
@@ -281,6 +282,10 @@ class Retrieval:
         if self._current is None:
             return Summary()
         return self._current.assembler.summary(self._first_layer_s, self._last_layer_s)
+
+    def stats(self) -> tuple[TransportStats, ...]:
+        """Return the figures of its connections; of those that it has left, none."""
+        return tuple(conn.stats() for conn in self._open)
 
     async def __aenter__(self) -> Self:
         if self._task is not None:

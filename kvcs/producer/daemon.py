@@ -32,6 +32,7 @@ from kvcs.store.source import BlockSource
 from kvcs.telemetry import Counters, LogEvent
 from moqt.aio import (
     ClientTls,
+    MoqtConnection,
     MoqtUri,
     QuicSettings,
     Server,
@@ -161,8 +162,11 @@ class Producer:
         tls: ServerTls,
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
+        on_connection: Callable[[MoqtConnection], None] | None = None,
     ) -> tuple[str, int]:
         """Accept sessions.
+
+        ``on_connection`` is called with each new one, ahead of its SETUP; for figures.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -173,7 +177,13 @@ class Producer:
         """
         try:
             server = await serve(
-                host, port, tls=tls, handler=self._handler, quic=quic, config=config
+                host,
+                port,
+                tls=tls,
+                handler=self._handler,
+                quic=quic,
+                config=config,
+                on_connection=on_connection,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None

@@ -5,6 +5,7 @@ than memory can be published, and so that several passes over the layers (chunke
 played back. It says at which pace its layers become ready; it does not wait itself.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -177,6 +178,12 @@ class SafetensorsSource:
             )
 
 
+#: A shape in numbers.
+_NUMBERS = re.compile(
+    r"(?P<layers>\d{1,9}),(?P<heads>\d{1,9}),(?P<dim>\d{1,9})(,(?P<dtype>\w+))?", re.ASCII
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What decides the size of a model's cache."""
@@ -185,6 +192,49 @@ class ModelShape:
     k_shape: tuple[int, int]
     v_shape: tuple[int, int]
     dtype: str = "bfloat16"
+
+    @classmethod
+    def parse(cls, text: str) -> "ModelShape":
+        """Return the shape that a person means: a name, or numbers.
+
+        Args:
+            text: One of :data:`MODEL_SHAPES`, or ``LAYERS,HEADS,DIM`` for K and V alike, and
+                behind it ``,DTYPE`` where the element type is not bfloat16.
+
+        Raises:
+            ConfigError: If it is neither; the message tells what could be said.
+        """
+        if (known := MODEL_SHAPES.get(text)) is not None:
+            return known
+        match = _NUMBERS.fullmatch(text)
+        if match is None:
+            raise ConfigError(
+                f"no shape of model {text!r}; known are {', '.join(MODEL_SHAPES)}, and "
+                "LAYERS,HEADS,DIM[,DTYPE] such as 32,8,128,bfloat16"
+            )
+        heads = int(match["heads"]), int(match["dim"])
+        return cls(int(match["layers"]), heads, heads, match["dtype"] or "bfloat16")
+
+    def descriptor(self, name: str, *, block_tokens: int = 16, seed: int = 0) -> Descriptor:
+        """Return the descriptor of a synthetic cache of this shape.
+
+        Args:
+            name: What the model is called.
+            block_tokens: Tokens of a block.
+            seed: What its numbers follow from.
+
+        Raises:
+            BadDescriptor: If there can be no such cache; the message names the member.
+        """
+        return Descriptor(
+            model=f"synthetic/{name}",
+            revision=f"seed-{seed}",
+            layers=self.layers,
+            block_tokens=block_tokens,
+            dtype=self.dtype,
+            k_shape=self.k_shape,
+            v_shape=self.v_shape,
+        )
 
 
 #: Shapes of caches of well-known models, for measurements and demonstrations.
@@ -251,23 +301,20 @@ class SyntheticSource:
         seed: int = 0,
         layer_interval_s: float = 0.0,
     ) -> "SyntheticSource":
-        """Make a source of the shape of one of :data:`MODEL_SHAPES`.
+        """Make a source of a model's shape.
+
+        Args:
+            name: A name or numbers; see :meth:`ModelShape.parse`.
+            tokens: How many.
+            block_tokens: Tokens of a block.
+            seed: See the class, as for the next one.
+            layer_interval_s: Seconds from one layer to the next.
 
         Raises:
             ConfigError: If no such model is known here; the message tells which are.
+            BadDescriptor: If there can be no cache of such numbers.
         """
-        shape = MODEL_SHAPES.get(name)
-        if shape is None:
-            raise ConfigError(f"no shape of model {name!r}; known are {', '.join(MODEL_SHAPES)}")
-        descriptor = Descriptor(
-            model=f"synthetic/{name}",
-            revision=f"seed-{seed}",
-            layers=shape.layers,
-            block_tokens=block_tokens,
-            dtype=shape.dtype,
-            k_shape=shape.k_shape,
-            v_shape=shape.v_shape,
-        )
+        descriptor = ModelShape.parse(name).descriptor(name, block_tokens=block_tokens, seed=seed)
         return cls(descriptor, tokens, seed=seed, layer_interval_s=layer_interval_s)
 
     def layers(self, first_block: int, blocks: int) -> Iterator[Layer]:

@@ -27,6 +27,8 @@ class TransportStats:
     octets_in_flight: int
     packets_sent: int
     packets_received: int
+    packets_expected: int
+    """Those that the peer has sent, by the highest number that came; 0 if that is not known."""
     packets_lost: int
     key_updates: int
 

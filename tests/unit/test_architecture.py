@@ -23,7 +23,16 @@ FLOORS = (
     ("moqt.relay",),
     ("kvcs.errors", "kvcs.kvsp"),
     ("kvcs.profile",),
-    ("kvcs.config", "kvcs.store", "kvcs.telemetry", "kvcs.lifecycle", "kvcs.link", "kvcs.memory"),
+    (
+        "kvcs.config",
+        "kvcs.store",
+        "kvcs.telemetry",
+        "kvcs.lifecycle",
+        "kvcs.link",
+        "kvcs.memory",
+        "kvcs.measurement",
+        "kvcs.advice",
+    ),
     ("kvcs.producer", "kvcs.consumer"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
 )

@@ -1,6 +1,7 @@
 """What README.md says is run: its Python, its commands, its tables."""
 
 import asyncio
+import math
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kvcs.advice import CODECS
 from kvcs.cli.main import (
     EXIT_BROKEN_PIPE,
     EXIT_CODES,
@@ -37,10 +39,13 @@ def blocks(language: str) -> list[str]:
 
 
 def shell_lines(papers: str = "README.md") -> Iterator[list[str]]:
-    """Yield the commands of the shell blocks as words, without comments."""
+    """Yield the commands of the shell blocks as words, without comments or where they write."""
     text = (ROOT / papers).read_text()
     for block in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield from filter(None, (shlex.split(line, comments=True) for line in block.splitlines()))
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words[: words.index(">")] if ">" in words else words
 
 
 def rows(first_cell: str) -> list[list[str]]:
@@ -93,6 +98,15 @@ def test_every_codec_is_there_and_says_whether_it_is_lossless() -> None:
     told = [(name.strip("`"), kept) for name, kept, *_ in rows("codec")]
 
     assert told == [(c.name, "lossless" if c.lossless else "lossy") for c in standard_codecs()]
+
+
+def test_the_figures_of_codecs_are_those_that_the_advice_counts_with() -> None:
+    told = {name.strip("`"): (left, decoded) for name, _, left, _, decoded in rows("codec")}
+
+    assert told == {
+        name: (f"{ratio:.2f}", "" if decoded == math.inf else f"{decoded / 1e6:g}")
+        for name, (ratio, decoded) in CODECS.items()
+    }
 
 
 #: Who has a setting, where saying it one by one would be tedious.

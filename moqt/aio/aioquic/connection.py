@@ -91,6 +91,7 @@ class Connection(Unpacking, Packing):
             octets_in_flight=recovery.bytes_in_flight,
             packets_sent=self._packet_number,
             packets_received=self.packets_received,
+            packets_expected=self._space.largest_received_packet + 1,
             packets_lost=recovery.lost,
             key_updates=self.key_updates,
         )

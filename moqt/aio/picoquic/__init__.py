@@ -35,7 +35,7 @@ What cannot be made, and is different from the engine ``aioquic`` therefore:
 * A sign of life (``heard_at``) is noticed when the figures of the connection are looked at, which
   ``ping`` asks for; PINGs are sent every half second of silence, where ``keepalive`` is set.
 * A listener cannot change its certificate.
-* ``stats`` knows no ``packets_received`` and no ``key_updates``.
+* ``stats`` knows no ``packets_received``, no ``packets_expected`` and no ``key_updates``.
 
 All that is touched of aiopquic beneath its documented face is in ``library.py``.
 """

@@ -262,6 +262,7 @@ class PicoquicTransport:
             octets_in_flight=figures.get("bytes_in_transit", 0),
             packets_sent=figures.get("sent", 0),
             packets_received=0,
+            packets_expected=0,
             packets_lost=figures.get("lost", 0),
             key_updates=0,
         )

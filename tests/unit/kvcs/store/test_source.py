@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcs.errors import ConfigError
+from kvcs.errors import BadDescriptor, ConfigError
 from kvcs.kvsp.descriptor import ELEMENT_OCTETS, Descriptor
 from kvcs.kvsp.layout import Layout
 from kvcs.store.source import (
     MODEL_SHAPES,
     ArraySource,
     BlockSource,
+    ModelShape,
     SafetensorsSource,
     SyntheticSource,
 )
@@ -215,6 +216,29 @@ def test_models_are_known_by_name(name: str) -> None:
         MODEL_SHAPES[name].k_shape,
         MODEL_SHAPES[name].v_shape,
     )
+
+
+def test_a_shape_may_be_said_in_numbers() -> None:
+    half, eighth = ModelShape.parse("3,2,64"), ModelShape.parse("3,2,64,float8_e4m3fn")
+
+    assert half == ModelShape(3, (2, 64), (2, 64), "bfloat16")
+    assert eighth.dtype == "float8_e4m3fn"
+    assert ModelShape.parse("phi-4") is MODEL_SHAPES["phi-4"]
+    source = SyntheticSource.of_model("3,2,64", 16, seed=2)
+    assert source.descriptor == half.descriptor("3,2,64", seed=2)
+    assert next(source.layers(0, 1)).k.shape == (16, 2, 64)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3,2", "3,2,64,", "3,-2,64", "3, 2, 64", "3,2,64,a,b"])
+def test_what_is_neither_a_name_nor_numbers_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"known are llama-3\.1-8b, .* LAYERS,HEADS,DIM"):
+        ModelShape.parse(text)
+
+
+@pytest.mark.parametrize(("text", "named"), [("0,2,64", "layers is 0"), ("3,2,64,int4", "int4")])
+def test_numbers_of_no_cache_are_refused(text: str, named: str) -> None:
+    with pytest.raises(BadDescriptor, match=named):
+        SyntheticSource.of_model(text, 16)
 
 
 def test_octets_of_a_token_are_those_that_are_known_of_the_models() -> None:

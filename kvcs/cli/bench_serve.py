@@ -1,0 +1,206 @@
+"""``kvcs bench --serve``: a throwaway producer, and what the other end needs."""
+
+import asyncio
+import shlex
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcs.cli.bench_cache import BenchCache
+from kvcs.cli.output import Output
+from kvcs.config import Address, BenchSettings
+from kvcs.errors import ConfigError
+from kvcs.kvsp.keys import ScopeKey
+from kvcs.lifecycle import run_until_stopped
+from kvcs.link import quic_settings
+from kvcs.producer.daemon import Producer, ProducerOptions
+from kvcs.producer.publication import Encoding
+from moqt.aio import MoqtConnection, ServerTls
+from moqt.aio.tls import CertificateFiles, make_certificates
+
+#: Seconds after which it ends by itself: nobody means to leave it running.
+SERVE_S = 3600.0
+#: How often an engine is asked for figures that it does not have at hand.
+_LOOK_S = 0.2
+#: Seconds that sessions have to end.
+_DRAIN_S = 0.2
+#: A documentation address (RFC 5737): nothing is ever sent there.
+_SOMEWHERE = ("192.0.2.1", 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Files made for the occasion."""
+
+    certificates: CertificateFiles
+    for_the_other_end: Path
+    """A folder with what the other end needs, and nothing else: ``ca.pem``, ``scope.key``."""
+
+    scope_key: ScopeKey
+
+    @classmethod
+    def make(cls, folder: Path, names: Sequence[str]) -> "Keys":
+        """Make a certificate for these names, and a scope key.
+
+        Raises:
+            ConfigError: If the folder cannot be written to, or has such files already.
+        """
+        other_end = folder / "other-end"
+        if found := sorted(path.name for path in folder.glob("*.pem")):
+            raise ConfigError(
+                f"--files {folder}: has {found[0]} already, expected a folder to fill"
+            )
+        try:
+            other_end.mkdir(mode=0o700, parents=True)
+            certificates = make_certificates(folder, names)
+            (other_end / "ca.pem").write_bytes(certificates.ca_file.read_bytes())
+        except OSError as exc:
+            raise ConfigError(f"--files {folder}: {exc.filename}: {exc.strerror or exc}") from None
+        scope_key = ScopeKey.generate()
+        scope_key.to_file(other_end / "scope.key")
+        return cls(certificates, other_end, scope_key)
+
+
+async def serve(
+    cache: BenchCache,
+    settings: BenchSettings,
+    *,
+    names: Sequence[str],
+    files: Path | None,
+    output: Output,
+) -> None:
+    """Serve a cache until told to stop, an hour at most; tell what each session was served.
+
+    Args:
+        cache: What is served.
+        settings: Where to listen, and how.
+        names: Names and addresses that this machine is reached by; found out if there are none.
+        files: Where certificate and key go; a folder that is removed at the end if left out.
+        output: Where it is told.
+
+    Raises:
+        ConfigError: If something given cannot be used.
+    """
+    if settings.listen is None:
+        raise ConfigError(
+            "listen is not set, expected an address that the other end reaches, such as "
+            "--listen :4443"
+        )
+    if files is not None:
+        await _serve(cache, settings, names, files, output)
+        return
+    with tempfile.TemporaryDirectory(prefix="kvcs-bench-") as folder:
+        await _serve(cache, settings, names, Path(folder), output)
+
+
+async def _serve(
+    cache: BenchCache,
+    settings: BenchSettings,
+    names: Sequence[str],
+    folder: Path,
+    output: Output,
+) -> None:
+    assert settings.listen is not None, "serve() has looked"
+    reached_by = list(names) or own_names(settings.listen.host)
+    keys = Keys.make(folder, list(dict.fromkeys((*reached_by, "localhost", "127.0.0.1"))))
+    options = ProducerOptions(
+        encodings=(Encoding(cache.codec.name),),
+        store_octets=2 * cache.octets + (64 << 20),
+        ttl_s=2 * SERVE_S,
+        drain_s=_DRAIN_S,
+    )
+
+    async def job(stopping: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as sessions:
+
+            def opened(connection: MoqtConnection) -> None:
+                sessions.create_task(_watch(connection, settings, output))
+
+            async with Producer(keys.scope_key, options) as producer:
+                await producer.publish(cache.source())
+                assert settings.listen is not None
+                certificates = keys.certificates
+                host, port = await producer.listen(
+                    *settings.listen,
+                    tls=ServerTls(certificates.certificate_file, certificates.key_file),
+                    quic=quic_settings(settings),
+                    on_connection=opened,
+                )
+                command = other_end_command(cache, reached_by[0], port, keys.for_the_other_end)
+                output.tell(
+                    "listening",
+                    host=host,
+                    port=port,
+                    files=str(keys.for_the_other_end),
+                    command=command if output.as_json else None,
+                    cpu_s=round(time.process_time(), 3),
+                )
+                if not output.as_json:
+                    _explain(command, reached_by[0], keys.for_the_other_end)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SERVE_S):
+                        await stopping.wait()
+
+    await run_until_stopped(job, grace=_DRAIN_S + 5.0)
+
+
+async def _watch(connection: MoqtConnection, settings: BenchSettings, output: Output) -> None:
+    """Tell what a session cost once it is over."""
+    while connection.closed is None:
+        connection.stats()  # some engines then have a look, and tell the next time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await connection.wait_closed()
+    stats = connection.stats()
+    output.tell(
+        "served",
+        peer=str(Address(*connection.peer_address)),
+        datagrams=stats.packets_sent,
+        lost=stats.packets_lost,
+        datagram_octets=settings.max_datagram_octets,
+        rtt_ms=round(stats.smoothed_rtt_s * 1e3, 3),
+        cpu_s=round(time.process_time(), 3),
+    )
+
+
+def own_names(host: str) -> list[str]:
+    """Return what the other end may call this machine: the address listened on, if it is one.
+
+    Where every address is listened on: the one that a packet to far away would leave from, and
+    the host name. Asks nobody.
+    """
+    if host not in ("::", "0.0.0.0"):
+        return [host]
+    found = []
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_SOMEWHERE)
+        found.append(str(probe.getsockname()[0]))
+    return [*found, socket.gethostname() or "localhost"]
+
+
+def other_end_command(cache: BenchCache, host: str, port: int, folder: Path) -> str:
+    """Return the line to run at the other end, where the files have been copied to ``folder``."""
+    words = (
+        "kvcs", "bench", f"moqt://{Address(host, port)}/",
+        "--ca-file", str(folder / "ca.pem"), "--scope-key-file", str(folder / "scope.key"),
+        *cache.flags(),
+    )  # fmt: skip
+    return shlex.join(words)
+
+
+def _explain(command: str, host: str, folder: Path) -> None:
+    """Tell a person what to do at the other end."""
+    copied = command.replace(str(folder), "kvcs-bench")
+    print(
+        f"At the other end, with two throwaway files from here (the key is good for this run "
+        f"alone):\n\n"
+        f"  scp -pr {shlex.quote(f'{host}:{folder}')} kvcs-bench && {copied}\n\n"
+        f"Each session is told below. It ends with Ctrl-C, or after {SERVE_S / 60:.0f} minutes.",
+        file=sys.stderr,
+        flush=True,
+    )

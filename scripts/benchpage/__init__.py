@@ -1,0 +1,1 @@
+"""What ``scripts/benchmarks`` runs beside the cases of ``scripts/bench``, and its page."""
