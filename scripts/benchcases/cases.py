@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchcases import baseline, relayed
+from benchcases import added, baseline, codecs, losses, relayed, rivals, speed
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
 from benchcases.figures import (
@@ -107,7 +107,7 @@ def _objects_6k(case: Case, place: Place, options: Options) -> Result:
     cache = Cache.of_objects(
         options.objects or round(options.octets(123e6) / 6144), layers=30, heads=3, dim=64
     )
-    return _goodput(case, place, options, cache, 1452)
+    return _goodput(case, place, options, cache, 8900)
 
 
 def _objects_32k(case: Case, place: Place, options: Options) -> Result:
@@ -330,20 +330,23 @@ CASES: dict[str, Case] = {
         Case(
             "goodput-1452",
             "verified MB/s of one consumer, 500 MB, datagrams of 1452 octets",
-            (Target("vs_aioquic", at_least=0.7),),
+            (Target("vs_aioquic", at_least=2.0),),
             _goodput_1452,
+            pairs=5,
         ),
         Case(
             "goodput-8900",
             "the same with datagrams of 8900 octets",
-            (Target("vs_aioquic", at_least=0.7),),
+            (Target("vs_aioquic", at_least=1.4),),
             _goodput_8900,
+            pairs=5,
         ),
         Case(
             "objects-6k",
-            "20,000 objects of 6 KiB: objects per second",
-            (Target("vs_aioquic", at_least=0.5),),
+            "20,000 objects of 6 KiB, datagrams of 8900 octets: objects per second",
+            (Target("objects_per_s", at_least=15_000),),
             _objects_6k,
+            pairs=5,
         ),
         Case(
             "objects-32k",
@@ -395,5 +398,10 @@ CASES: dict[str, Case] = {
             _slow_consumer,
         ),
         *relayed.CASES,
+        *speed.CASES,
+        *rivals.CASES,
+        *added.CASES,
+        *losses.CASES,
+        *codecs.CASES,
     )
 }
