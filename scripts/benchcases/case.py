@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchcases.ends import Place
 from benchcases.figures import Result, Target
+from moqt.aio.settings import EngineName
 
 #: MiB that an end may hold beyond the octets of the cache: session windows (16 MiB), what the
 #: QUIC stack holds of what is not acknowledged, manifests, the interpreter's own slack.
@@ -38,3 +39,8 @@ class Case:
     what: str
     targets: tuple[Target, ...]
     run: Callable[["Case", Place, Options], Result]
+    pairs: int = 3
+    """How often it is measured where the command line does not say."""
+
+    engine: EngineName | None = None
+    """What its ends are about, whatever the command line says; None: what that says."""

@@ -5,16 +5,17 @@ program that asks one after the other, or begins one and asks another meanwhile.
 """
 
 import asyncio
-import multiprocessing
 import os
 import secrets
 import signal
+import subprocess
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +24,10 @@ from typing import Any, Self
 import uvloop
 
 from benchcases import usage
+from benchcases.environments import CHECKOUT, python_with
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.profile.signing import ProducerKey
-from kvcs.store.source import SyntheticSource
+from kvcs.store.source import BlockSource, SyntheticSource
 from kvcs.telemetry import set_up_logging
 from moqt.aio.settings import EngineName
 from moqt.aio.tls import CertificateFiles, make_certificates
@@ -54,7 +56,7 @@ class Cache:
     seed: int = 0
 
     @property
-    def source(self) -> SyntheticSource:
+    def source(self) -> BlockSource:
         shape = (self.heads, self.dim)
         descriptor = Descriptor(
             model="synthetic/bench",
@@ -113,19 +115,31 @@ class EndFailed(Exception):
 
 
 class End:
-    """One end, as whoever measures sees it."""
+    """One end, as whoever measures sees it.
+
+    It runs in this Python, or in one that has the engine that it is to use.
+    """
 
     def __init__(self, role: type["Role"], place: Place, **options: Any) -> None:
-        context = multiprocessing.get_context("spawn")  # nothing of this process's memory
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_main, args=(role, theirs, place, options), daemon=True
-        )
-        self._process.start()
-        theirs.close()
+        python = python_with(engine())
+        self._pipe, theirs = Pipe()
         self._what = role.__name__
         self._is_frozen = False
-        self.answer()  # it is up
+        paths = [str(CHECKOUT / "scripts"), str(CHECKOUT), os.environ.get("PYTHONPATH")]
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: whatever folder this is run in, it is not another checkout that is measured.
+                [python, "-P", "-m", "benchcases", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            )
+        try:
+            self._send((role, place, options))
+            self.answer()  # it is up
+        except BaseException:
+            self._end()
+            raise
 
     def ask(self, verb: str, *args: Any, limit_s: float = LIMIT_S, **options: Any) -> Any:
         """Have something done, and return what came of it.
@@ -138,7 +152,7 @@ class End:
 
     def begin(self, verb: str, *args: Any, **options: Any) -> None:
         """Have something done; :meth:`answer` must follow."""
-        self._pipe.send((verb, args, options))
+        self._send((verb, args, options))
 
     def answer(self, *, limit_s: float = LIMIT_S) -> Any:
         """Wait for what :meth:`begin` asked for."""
@@ -146,7 +160,7 @@ class End:
             raise EndFailed(f"{self._what}: no answer within {limit_s:g} s")
         try:
             failed, found = self._pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             raise EndFailed(f"{self._what}: its process ended") from None
         if failed:
             raise EndFailed(f"{self._what}: {found}")
@@ -154,8 +168,7 @@ class End:
 
     def freeze(self) -> None:
         """Stop the process where it is. It can only be left then."""
-        assert self._process.pid is not None, "it was started"
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
         self._is_frozen = True
 
     def __enter__(self) -> Self:
@@ -167,13 +180,23 @@ class End:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _send(self, what: Any) -> None:
+        try:
+            self._pipe.send(what)
+        except BrokenPipeError:
+            raise EndFailed(f"{self._what}: its process ended") from None
+
+    def _end(self) -> None:
         self._pipe.close()  # which tells the process to end
         if self._is_frozen:
             self._process.kill()
-        self._process.join(10)
-        if self._process.is_alive():
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
 
 
 @contextmanager
@@ -206,10 +229,21 @@ class Role:
     async def pid(self) -> int:
         return os.getpid()
 
+    async def pin(self, cores: Collection[int]) -> None:
+        """Stay on some cores from now on, with all threads."""
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
 
-def _main(role: type[Role], pipe: Connection, place: Place, options: dict[str, Any]) -> None:
+
+def be_an_end(descriptor: int) -> None:
+    """Be what the other side of a pipe says, until it is closed (called by ``__main__``)."""
     usage.end_with_parent()
     set_up_logging(level="error")
+    pipe = Connection(descriptor)
+    try:
+        role, place, options = pipe.recv()
+    except EOFError:
+        return
     uvloop.run(_serve(role(place, **options), pipe))
 
 

@@ -3,9 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 Point = tuple[float, float]
+
+
+class Untold(Exception):
+    """What a case is measured with, or held against, cannot be had here. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,30 @@ def first_layer_s(run: Mapping[str, Any]) -> float:
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
+
+
+def quotients(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], name: str
+) -> list[float]:
+    """Divide each run by the one that was measured beside it."""
+    pairs = zip(column(ours, name), column(theirs, name), strict=True)
+    return [one / other for one, other in pairs]
+
+
+def spread(values: Sequence[float], digits: int = 3) -> list[float]:
+    """The least and the largest: how far runs lie apart."""
+    return [round(min(values), digits), round(max(values), digits)]
+
+
+def quarters(marks: Sequence[Point]) -> list[float]:
+    """How much came in a second, in each quarter of what came.
+
+    Args:
+        marks: How much had come, and when, in seconds; the first mark is that of the beginning.
+    """
+    (first, _), (last, _) = marks[0], marks[-1]
+    ends = [
+        next(mark for mark in marks if mark[0] >= first + (last - first) * quarter / 4)
+        for quarter in range(5)
+    ]
+    return [(after[0] - before[0]) / (after[1] - before[1]) for before, after in pairwise(ends)]

@@ -4,7 +4,6 @@ Every relay is a process of its own, as are producer and consumers, and nothing 
 when a measurement begins. What is compared is measured in pairs, within a minute.
 """
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
-from benchcases.ends import Cache, End, Place
+from benchcases.ends import LIMIT_S, Cache, End, Place
 from benchcases.figures import (
     Point,
     Result,
@@ -21,11 +20,13 @@ from benchcases.figures import (
     first_layer_s,
     mebibytes,
     megabytes,
+    quotients,
     rise,
     settled,
     slope,
 )
 from benchcases.roles import ConsumerEnd, ProducerEnd, RelayEnd
+from benchcases.turns import say
 
 MIB = 1 << 20
 #: What a producer may send of a publication, however many consumers there are: headers, manifests,
@@ -46,17 +47,7 @@ def _relayed(case: Case, place: Place, options: Options, *, consumers: int, mb: 
     The first of them makes the relay ask for it: the relay forwards what it is receiving.
     """
     cache = Cache.of_octets(options.octets(mb * 1e6))
-    direct: list[dict[str, Any]] = []
-    relayed: list[dict[str, Any]] = []
-    for index in range(options.pairs):
-        with End(ProducerEnd, place) as producer, End(RelayEnd, place) as relay:
-            octets = producer.ask("publish", cache)["octets"]
-            producer.ask("announce", relay.ask("port"))
-            through: list[End | None] = [None, relay]
-            for hop in reversed(through) if index % 2 else through:
-                found = _at_once(place, producer, hop, cache, consumers)
-                found["copies"] = found["sent_octets"] / octets
-                (direct if hop is None else relayed).append(found)
+    direct, relayed = direct_and_relayed(case.name, place, cache, options.pairs, consumers)
     figures: dict[str, Any] = {
         "mb": megabytes(cache.octets),
         "consumers": consumers,
@@ -73,10 +64,10 @@ def _relayed(case: Case, place: Place, options: Options, *, consumers: int, mb: 
             "consumer_cpu_s": round(median(column(runs, "consumer_cpu_s")), 2),
             "runs": [round(rate, 1) for rate in column(runs, "total_mb_per_s")],
         }
-    quotients = {name: _quotients(relayed, direct, name) for name in _RATES}
-    figures["total_vs_direct_runs"] = [round(q, 3) for q in quotients["total_mb_per_s"]]
+    found = {name: quotients(relayed, direct, name) for name in _RATES}
+    figures["total_vs_direct_runs"] = [round(q, 3) for q in found["total_mb_per_s"]]
     ratios: dict[str, float | None] = {
-        ratio: round(median(quotients[name]), 3) for name, ratio in _RATES.items()
+        ratio: round(median(found[name]), 3) for name, ratio in _RATES.items()
     }
     return Result(case.name, figures, ratios, case.targets)
 
@@ -88,12 +79,27 @@ _RATES = {
 }
 
 
-def _quotients(
-    ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], name: str
-) -> list[float]:
-    """Divide each run by the one it was measured beside."""
-    pairs = zip(column(ours, name), column(theirs, name), strict=True)
-    return [one / other for one, other in pairs]
+def direct_and_relayed(
+    what: str, place: Place, cache: Cache, pairs: int, consumers: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Have consumers retrieve a cache at once, direct and through a relay that has not seen it.
+
+    Returns:
+        What was found without the relay, and through it, in pairs.
+    """
+    direct: list[dict[str, Any]] = []
+    relayed: list[dict[str, Any]] = []
+    for index in range(pairs):
+        say(f"{what}: {index + 1} of {pairs}")
+        with End(ProducerEnd, place) as producer, End(RelayEnd, place) as relay:
+            octets = producer.ask("publish", cache)["octets"]
+            producer.ask("announce", relay.ask("port"))
+            through: list[End | None] = [None, relay]
+            for hop in reversed(through) if index % 2 else through:
+                found = _at_once(place, producer, hop, cache, consumers)
+                found["copies"] = found["sent_octets"] / octets
+                (direct if hop is None else relayed).append(found)
+    return direct, relayed
 
 
 def _at_once(
@@ -244,7 +250,7 @@ def _relay_slow(case: Case, place: Place, options: Options) -> Result:
         for index in range(options.pairs):
             for is_beside in (index % 2 == 1, index % 2 == 0):
                 (beside if is_beside else alone).append(_slowed(place, load, is_beside))
-        quotients = _quotients(beside, alone, "mb_per_s")
+        by_pairs = quotients(beside, alone, "mb_per_s")
         figures[what] = {
             "mb": megabytes(load.octets),
             "publications": len(load.caches),
@@ -253,7 +259,7 @@ def _relay_slow(case: Case, place: Place, options: Options) -> Result:
             "max_behind_mib": mebibytes(load.max_behind_octets),
             "alone_runs": [round(rate, 1) for rate in column(alone, "mb_per_s")],
             "beside_runs": [round(rate, 1) for rate in column(beside, "mb_per_s")],
-            "beside_vs_alone_runs": [round(q, 3) for q in quotients],
+            "beside_vs_alone_runs": [round(q, 3) for q in by_pairs],
             "relay_idle_mib": mebibytes(median(column(beside, "idle"))),
             "relay_peak_mib": mebibytes(max(column(beside, "peak"))),
             "relay_alone_peak_mib": mebibytes(max(column(alone, "peak"))),
@@ -271,7 +277,7 @@ def _relay_slow(case: Case, place: Place, options: Options) -> Result:
         figures[f"{what}_growth_mib"] = mebibytes(
             max(run["peak"] - run["idle"] for run in beside) - budgets
         )
-        ratios[f"{what}_beside_vs_alone"] = round(median(quotients), 3)
+        ratios[f"{what}_beside_vs_alone"] = round(median(by_pairs), 3)
     return Result(case.name, figures, ratios, case.targets)
 
 
@@ -369,8 +375,8 @@ def _visited(place: Place, visits: int) -> dict[str, Any]:
                 for batch in range(pauses):
                     visitor.ask("visit", name, each, anew=bool(batch % 2))
             before = producer.ask("subscribed")["asked"]
-            if stays:
-                staying.begin("consume", part, "discard")
+            if stays:  # a new layer comes now and then, on a busy machine less than every 30 s
+                staying.begin("consume", part, "discard", stall_s=LIMIT_S)
             first = 0 if stays else pauses
             for batch in range(first, first + pauses):
                 visitor.ask("visit", name, each, anew=bool(batch % 2))

@@ -14,14 +14,14 @@ from benchcases import usage
 from benchcases.counting import Asked, SentOctets
 from benchcases.ends import LIMIT_S, Cache, Place, Role, engine
 from kvcs.consumer.events import Event, LayerReady, ManifestAccepted
-from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, consume
+from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, Wish, consume
 from kvcs.consumer.trust import Expectations
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Component, Layout
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
-from kvcs.producer.publication import MAX_MANIFEST_EVERY
+from kvcs.producer.publication import MAX_MANIFEST_EVERY, Encoding
 from kvcs.producer.relay import Relay as RelayLink
 from kvcs.profile.naming import PublicationName
 from kvcs.store.sink import ArraySink, BlockSink
@@ -66,11 +66,16 @@ class ProducerEnd(Role):
         ttl_s: float = 3600.0,
         store_octets: int = 4 << 30,
         manifest_every: int = MAX_MANIFEST_EVERY,
+        codec: str = "raw",
     ) -> None:
         super().__init__(place)
         self._quic = QuicSettings(max_datagram_octets=datagram, engine=engine())
         self._options = ProducerOptions(
-            ttl_s=ttl_s, store_octets=store_octets, drain_s=0.2, manifest_every=manifest_every
+            encodings=(Encoding(codec),),
+            ttl_s=ttl_s,
+            store_octets=store_octets,
+            drain_s=0.2,
+            manifest_every=manifest_every,
         )
         self._counters = _Noticing()
         self._layers_at: list[float] = []
@@ -294,6 +299,9 @@ class ConsumerEnd(Role):
         eager: bool = False,
         every: int = 0,
         other: int | None = None,
+        layers: range | None = None,
+        codec: str = "raw",
+        stall_s: float = 30.0,
     ) -> dict[str, Any]:
         """Retrieve a cache once, over a connection of its own.
 
@@ -302,12 +310,17 @@ class ConsumerEnd(Role):
             sink: ``arrays`` that are there already, as an engine has them; ``allocate`` them;
                 or ``discard``.
             eager: See :class:`RetrievalSettings`.
-            every: Note the memory of both ends every so many Objects; for ``discard``.
-            other: Process id of the producer.
+            every: Note the time every so many Objects, from when the first is asked for; for
+                ``discard``.
+            other: Process id of the producer, to note the memory of both ends as well.
+            layers: Which; None: all.
+            codec: In which its tensors are to come.
         """
+        marks: list[tuple[int, float]] = []
         samples: list[tuple[int, int, int]] = []
 
         def look(objects: int) -> None:
+            marks.append((objects, time.monotonic()))
             if other is not None:
                 samples.append((objects, usage.resident(), usage.resident(other)))
 
@@ -324,11 +337,12 @@ class ConsumerEnd(Role):
         )
         spec = ConnectionSpec(uri=self._uri, tls=self._tls, quic=self._quic)
         times: dict[str, list[float]] = {"ready": [], "manifest": []}
-        settings = RetrievalSettings(deadline_s=LIMIT_S, eager=eager)
+        settings = RetrievalSettings(deadline_s=LIMIT_S, stall_timeout_s=stall_s, eager=eager)
+        wish = Wish(layers=layers, codecs=(codec,))
         before = await self.reset_peak()
         cpu, began = time.process_time(), time.monotonic()
         async with consume(
-            expected, [spec], where, settings=settings, on_event=partial(_note, times)
+            expected, [spec], where, wish=wish, settings=settings, on_event=partial(_note, times)
         ) as retrieval:
             complete = await retrieval.result()
             seconds = time.monotonic() - began
@@ -346,6 +360,7 @@ class ConsumerEnd(Role):
             "began": began,
             "ready_at": times["ready"],
             "manifest_s": times["manifest"][0] - began,
+            "marks": marks,
             "samples": samples,
         }
 

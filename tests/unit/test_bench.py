@@ -5,18 +5,42 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.interop.peer import CONSTRAINT, PACKAGE
+
 ROOT = Path(__file__).parents[2]
 CASES = [
     "goodput-1452", "goodput-8900", "objects-6k", "objects-32k", "first-layer", "memory",
     "soak-objects", "soak-publications", "slow-consumer", "relayed-1", "relayed-4", "relayed-16",
-    "first-layer-relayed", "relay-slow", "relay-soak",
+    "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452", "steady-8900", "session",
+    "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls", "relay-added", "lossy",
+    "codec-lossless", "codec-int8",
 ]  # fmt: skip
+
+#: What is promised of the speed. Each is measured five times, but for the last.
+SPEED = {
+    "goodput-1452": "vs_aioquic at least 2",
+    "goodput-8900": "vs_aioquic at least 1.4",
+    "steady-1452": "last_vs_first at least 0.9",
+    "steady-8900": "last_vs_first at least 0.9",
+    "session": "vs_raw_1452 at least 0.85, vs_raw_8900 at least 0.85",
+    "vs-peer": "vs_peer at least 1",
+    "vs-tls": "vs_tls at least 0.5",
+    "connections": "two_vs_one at least 1.5",
+    "objects-6k": "objects_per_s at least 15000",
+    "object-cost": "many_vs_few at most 1.1",
+    "first-of-layers": "first_vs_share at most 1.3",
+    "relay-added": "added_first_layer_s at most 0.015, goodput_vs_direct at least 0.8",
+    "lossy": "vs_raw at least 0.9",
+    "codec-lossless": "size at most 0.8, vs_raw_worst at least 1",
+    "codec-int8": "size at most 0.52",
+}
 
 
 #: For a run of many processes, on a machine that has other work.
@@ -45,15 +69,20 @@ def result_of(done: subprocess.CompletedProcess[str], *, missing: int = 0) -> di
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Import a module of benchcases by its name."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("benchcases.figures")
+    return lambda name: importlib.import_module(f"benchcases.{name}")
 
 
 @pytest.fixture
-def relayed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("benchcases.relayed")
+def figures(part: Callable[[str], ModuleType]) -> ModuleType:
+    return part("figures")
+
+
+@pytest.fixture
+def relayed(part: Callable[[str], ModuleType]) -> ModuleType:
+    return part("relayed")
 
 
 def test_without_arguments_it_lists_its_cases() -> None:
@@ -66,7 +95,17 @@ def test_help_explains_the_targets_of_every_case() -> None:
     text = bench("--help").stdout
 
     assert all(case in text for case in CASES)
-    assert "vs_aioquic at least 0.7" in text
+    assert "vs_aioquic at least 2" in text
+
+
+def test_the_promises_of_speed_are_the_targets_of_their_cases(
+    part: Callable[[str], ModuleType],
+) -> None:
+    cases = part("cases").CASES
+
+    assert {name: ", ".join(map(str, cases[name].targets)) for name in SPEED} == SPEED
+    assert {cases[name].pairs for name in SPEED if name != "codec-int8"} == {5}
+    assert part("ends").Cache(blocks=1).object_octets == 32 << 10
 
 
 def test_an_unknown_case_is_refused_with_the_names_of_the_others() -> None:
@@ -169,6 +208,48 @@ def test_a_short_soak_of_a_relay_counts_what_it_asks_for_and_what_it_holds() -> 
     assert figures["visits_objects_short"] == figures["last_objects_short"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_a_session_is_held_against_the_raw_stream_of_its_engine() -> None:
+    run = bench("session", "--mb", "2", "--pairs", "1", limit_s=LIMIT_S)
+    found = result_of(run, missing=1)
+
+    for datagram in (1452, 8900):
+        figures = found["figures"][f"datagrams_{datagram}"]
+        assert figures["mb_per_s"] > 0 < figures["raw_mb_per_s"]
+        assert found["ratios"][f"vs_raw_{datagram}"] == figures["vs_raw_runs"][0]
+    assert "bench: session" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_a_codec_is_held_against_none_over_a_link() -> None:
+    run = bench("codec-lossless", "--mb", "6", "--pairs", "1", limit_s=LIMIT_S)
+    found = result_of(run, missing=1)
+
+    figures = found["figures"]
+    assert figures["raw"]["mb_crossed"] > figures["mb"]
+    assert figures["encoded"]["mb_crossed"] < 0.9 * figures["raw"]["mb_crossed"]
+    assert figures["raw"]["mb_per_s"] < 25  # however fast the machine is
+    assert found["ratios"]["vs_raw"] == figures["vs_raw_runs"][0] > 0
+
+
+def test_int8_leaves_an_octet_of_two_and_its_scales() -> None:
+    found = result_of(bench("codec-int8"))
+
+    assert found["ratios"]["size"] == pytest.approx((64 + 2) / (2 * 64), abs=1e-4)
+    assert found["met"] is True
+
+
+def test_what_cannot_be_had_leaves_a_case_untold_and_says_what_it_is() -> None:
+    found = result_of(bench("vs-tls", baseline="/nowhere"))
+
+    assert found["met"] is None
+    assert "KVCS_BENCH_BASELINE" in found["reason"]
+
+
 def test_many_publications_are_eight_times_what_a_relay_may_hold_and_one_is_all_of_it(
     relayed: ModuleType,
 ) -> None:
@@ -199,3 +280,137 @@ def test_the_slope_of_a_run_leaves_out_its_warm_up(figures: ModuleType) -> None:
     steady = [(float(x), 100.0 + 2 * x) for x in range(2, 10)]
 
     assert figures.slope(figures.settled(warming_up + steady)) == pytest.approx(2.0)
+
+
+def test_quarters_are_of_what_came_and_not_of_the_time(figures: ModuleType) -> None:
+    # 10 a second for three quarters, then 5.
+    marks = [(5.0 * n, 100 + 0.5 * n) for n in range(13)]
+    marks += [(60.0 + 5 * n, 106 + 1.0 * n) for n in range(1, 5)]
+
+    assert figures.quarters(marks) == pytest.approx([10, 10, 10, 5])
+
+
+def test_quarters_end_at_the_first_look_that_has_them(figures: ModuleType) -> None:
+    marks = [(float(n), n / 10) for n in range(0, 101, 7)]
+
+    assert figures.quarters(marks) == pytest.approx([10] * 4)
+
+
+def test_each_run_is_divided_by_the_one_beside_it(figures: ModuleType) -> None:
+    ours, theirs = [{"rate": 6.0}, {"rate": 1.0}], [{"rate": 2.0}, {"rate": 4.0}]
+
+    assert figures.quotients(ours, theirs, "rate") == [3.0, 0.25]
+    assert figures.spread([0.25, 3.0004, 1.0]) == [0.25, 3.0]
+
+
+def test_runs_take_turns_and_each_second_time_in_reverse(
+    part: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[str] = []
+
+    def run(name: str) -> Callable[[int], str]:
+        def noting(index: int) -> str:
+            order.append(name)
+            return f"{name}{index}"
+
+        return noting
+
+    found = part("turns").in_turn("case", 3, run("a"), run("b"))
+
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    assert capsys.readouterr().err.splitlines()[-1] == "bench: case: 3 of 3"
+
+
+def test_layers_are_cut_into_parts_that_are_all_of_them(part: Callable[[str], ModuleType]) -> None:
+    parts = part("speed").parts
+
+    assert parts(32, 2) == [range(16), range(16, 32)]
+    assert [layer for found in parts(7, 3) for layer in found] == list(range(7))
+
+
+def test_the_recorded_cache_is_repeated_until_it_is_large_enough(
+    part: Callable[[str], ModuleType],
+) -> None:
+    cache = part("codecs").Recorded.of_octets(5e6)
+    source = cache.source
+    layers = list(source.layers(0, cache.blocks))
+
+    assert 5e6 <= cache.octets < 5.5e6
+    assert sum(layer.k.nbytes + layer.v.nbytes for layer in layers) == cache.octets
+    assert source.tokens[:16] == source.tokens[128:144]
+    assert layers[29].k[:16].tobytes() == layers[29].k[128:144].tobytes()
+    assert layers[29].k[:16].tobytes() != layers[29].k[16:32].tobytes()
+
+
+STAT = """\
+cpu  300 0 100 1500 100 0 0 0 0 0
+cpu0 100 0 50 900 50 0 0 0 0 0
+cpu10 200 0 50 600 50 0 0 0 0 0
+intr 12345
+"""
+
+
+def test_a_core_is_free_that_was_idle_between_two_looks(part: Callable[[str], ModuleType]) -> None:
+    cores = part("cores")
+
+    assert cores.times(STAT) == {0: (950, 1100), 10: (650, 900)}
+    assert cores.is_idle((950, 1100), (1040, 1200))
+    assert not cores.is_idle((950, 1100), (1039, 1200))
+
+
+def test_whole_cores_come_before_the_other_halves_of_those(
+    part: Callable[[str], ModuleType],
+) -> None:
+    siblings = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
+
+    assert part("cores").whole_first([0, 1, 2, 3], siblings) == [0, 1, 2, 3]
+    assert part("cores").whole_first([0, 2, 3], siblings) == [0, 3, 2]
+
+
+def test_every_end_has_a_core_of_its_own_or_the_reason_says_how_many_there_are(
+    part: Callable[[str], ModuleType],
+) -> None:
+    assigned = part("cores").assigned
+
+    assert assigned([4, 5, 6, 7, 0], range(8), 2) == ([(4, 5), (6, 7)], None)
+    assert assigned([1], [0, 1], 2) == (
+        [(0, 1), (0, 1)],
+        "2 connections take 4 cores, free are 1 of 2",
+    )
+
+
+def test_the_throughput_of_the_peer_is_read_in_octets(part: Callable[[str], ModuleType]) -> None:
+    peer = part("peer")
+
+    assert peer.throughput("  Objects:     12\n  Throughput:  2406.40 Mbps\n") == 300.8
+    with pytest.raises(peer.PeerFailed, match="told no throughput, but: No data received"):
+        peer.throughput("  Connecting...\n\n  No data received.\n")
+
+
+def test_the_peer_is_the_one_that_interoperation_is_tested_with(
+    part: Callable[[str], ModuleType],
+) -> None:
+    found = part("environments").PEER
+
+    assert found.name == ".venv-peer"
+    assert found.requirements == (PACKAGE, CONSTRAINT)
+    assert found.stamp == PACKAGE
+
+
+def test_the_environment_of_picoquic_has_all_that_the_project_needs(
+    part: Callable[[str], ModuleType],
+) -> None:
+    needed = part("environments").picoquic().requirements
+
+    assert any(line.startswith("aioquic>=") for line in needed)
+    assert any(line.startswith("aiopquic>=") for line in needed)
+
+
+def test_without_a_python_for_an_environment_the_reason_says_how_to_name_one(
+    part: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCS_PEER_PYTHON", "/nowhere/python")
+
+    with pytest.raises(part("figures").Untold, match=r"KVCS_PEER_PYTHON.*tried: /nowhere/python"):
+        part("environments").find_python()
