@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchcases import baseline, relayed
+from benchcases import baseline, relayed, spread
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
 from benchcases.figures import (
@@ -396,6 +396,7 @@ CASES: dict[str, Case] = {
             ),
             _slow_consumer,
         ),
+        *spread.CASES,
         *relayed.CASES,
     )
 }

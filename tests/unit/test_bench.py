@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CASES = [
     "goodput-1452", "goodput-8900", "objects-6k", "objects-32k", "first-layer", "memory",
-    "soak-objects", "soak-publications", "slow-consumer", "relayed-1", "relayed-4", "relayed-16",
-    "first-layer-relayed", "relay-slow", "relay-soak",
+    "soak-objects", "soak-publications", "slow-consumer", "connections", "relayed-1", "relayed-4",
+    "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak",
 ]  # fmt: skip
 
 
@@ -110,6 +110,20 @@ def test_a_baseline_that_fails_leaves_the_figures_and_its_last_words(tmp_path: P
     assert found["figures"]["mb_per_s"] > 0
     assert found["met"] is None
     assert "no such stack" in found["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_several_connections_are_held_against_one() -> None:
+    found = result_of(bench("connections", "--mb", "4", "--pairs", "1", limit_s=LIMIT_S), missing=1)
+
+    ways = [name for name in found["figures"] if name != "mb"]
+    assert found["ratios"].keys() == {f"{name}_vs_one" for name in ways if name != "one"}
+    for name in ways:
+        figures = found["figures"][name]
+        assert 0 < figures["manifest_s"] <= figures["first_layer_s"]
+        assert figures["mb_per_s"] > 0 < figures["producer_mb_per_cpu_s"]
 
 
 @pytest.mark.slow
