@@ -341,6 +341,12 @@ class ConsumerSettings(ScopedSettings):
     stall_timeout_s: float = Field(
         default=30.0, gt=0, description="seconds without anything new until it is given up"
     )
+    connections: int = Field(
+        default=1, ge=1, le=16, description="connections to one relay or producer, side by side"
+    )
+    processes: bool = Field(
+        default=False, description="give each of these connections a process of its own"
+    )
     max_object_octets: OctetsSetting = Field(
         default=64 << 20, ge=1, le=64 << 20, description="Data Length that is accepted at most"
     )

@@ -16,6 +16,7 @@ from kvcs.consumer.trust import Expectations
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import cancelled_by_sigterm
 from kvcs.link import client_tls, quic_settings
+from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink, BlockSink, SafetensorsSink
 from kvcs.telemetry import set_up_logging
 
@@ -82,11 +83,13 @@ async def run(args: Namespace) -> int:
     )
     if args.out and not os.access(Path(args.out).parent, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {args.out}: {Path(args.out).parent} is no folder to write to")
-    sink: BlockSink = (
-        SafetensorsSink(args.out, tokens=tokens.tolist())
-        if args.out
-        else ArraySink(limit_octets=settings.max_cache_octets)
-    )
+    sink: BlockSink
+    if args.out:
+        sink = SafetensorsSink(args.out, tokens=tokens.tolist())
+    elif settings.processes:
+        sink = SharedArraySink(limit_octets=settings.max_cache_octets)
+    else:
+        sink = ArraySink(limit_octets=settings.max_cache_octets)
     connections = [
         ConnectionSpec(uri=uri, tls=client_tls(settings), quic=quic_settings(settings))
         for uri in settings.connect
@@ -107,6 +110,8 @@ async def run(args: Namespace) -> int:
         discovery_timeout_s=settings.discovery_timeout_s,
         stall_timeout_s=settings.stall_timeout_s,
         prefixes=settings.prefixes,
+        connections=settings.connections,
+        processes=settings.processes,
     )
     retrieval = consume(
         expected, connections, sink, wish=wish, settings=retrieval_settings, on_event=tell

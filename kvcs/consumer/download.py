@@ -1,50 +1,56 @@
 """Downloading one publication: its manifest, its tracks, its Objects into the sink.
 
-Shell, as :mod:`kvcs.consumer.retrieval` is, which finds the publication and the connection. All
-state belongs to the event loop. The only thing that other threads do is to examine an Object or
-a manifest that is large, which touches nothing but its arguments.
+Shell, as :mod:`kvcs.consumer.retrieval` is, which finds the publication and the connections. All
+state belongs to the event loop.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
 from kvcs.consumer.assembler import Assembler, Contradicted, Expected
+from kvcs.consumer.errands import (
+    Bad,
+    Dropped,
+    Errand,
+    Misplaced,
+    Placed,
+    Placing,
+    Report,
+)
 from kvcs.consumer.events import Event, FailureReason, ObjectRejected, SegmentComplete
-from kvcs.consumer.selection import SegmentPlan, Wish
-from kvcs.consumer.settings import RetrievalSettings
-from kvcs.consumer.trust import Examined, Expectations, check_manifest, examine
+from kvcs.consumer.examining import Examined
+from kvcs.consumer.failures import Failure, lacking
+from kvcs.consumer.intake import Intake
+from kvcs.consumer.lanes import Lane, Lanes
+from kvcs.consumer.opening import Job, Opened, Refused, open_publication, read_manifest
+from kvcs.consumer.spreading import (
+    Dealer,
+    Share,
+    block_filters,
+    fill_from,
+    first_missing,
+    missing_of,
+    not_asked_for,
+)
+from kvcs.consumer.tasks import Tasks, set_within, tasks
 from kvcs.errors import BadManifest, BadObject, ConfigError, NotFound
-from kvcs.kvsp.codecs import CodecRegistry
-from kvcs.kvsp.layout import Layout
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
-from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack, PublicationName
-from kvcs.store.sink import BlockSink
+from kvcs.profile.naming import MANIFEST_COSE, DataTrack, PublicationName
+from kvcs.store.shared import SharedSink
 from kvcs.telemetry import LogEvent
-from moqt.aio import MoqtConnection, Subscription
-from moqt.codepoints import ObjectStatus, ParameterType, RequestErrorCode
-from moqt.errors import MoqtError, RequestRejected
+from moqt.aio import Subscription
+from moqt.codepoints import ObjectStatus, RequestErrorCode
+from moqt.errors import MoqtError, RequestRejected, SessionClosed
 from moqt.location import Location
-from moqt.session.events import ObjectReceived
-from moqt.wire.filters import LocationFilter, RangeFilter
+from moqt.session.events import ObjectReceived, SubscriptionEnded
+from moqt.wire.filters import RangeFilter
 
 log = structlog.get_logger("kvcs.consumer")
-T = TypeVar("T")
 
-#: Subscriber Priority of the manifest track, ahead of all data.
-MANIFEST_PRIORITY = 0
-#: Octets from which a manifest is read in another thread.
-LARGE_MANIFEST_OCTETS = 64 << 10
-#: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
-LARGE_ENCODED_OCTETS = 16 << 10
 #: Refusals that say nothing of the track, only that it cannot be had here and now.
 NOT_NOW = (
     RequestErrorCode.INTERNAL_ERROR,
@@ -54,147 +60,8 @@ NOT_NOW = (
 )
 
 
-class Failure(NamedTuple):
-    """Why something ended without all that was wanted."""
-
-    reason: FailureReason
-    text: str
-
-    again: bool = False
-    """Whether there may be more of it when it is asked for again, here or elsewhere."""
-
-    lost: bool = False
-    """Whether something that was there is lost: a connection, or a publisher behind it."""
-
-
-class Refused(Exception):
-    """A publication cannot be used, before anything of it was.
-
-    Attributes:
-        again: Whether it may be had later: it is not at fault itself.
-        busy: Whether it was there, and whoever has it had no room to serve it.
-    """
-
-    def __init__(self, text: str, *, again: bool = False, busy: bool = False) -> None:
-        super().__init__(text)
-        self.again = again
-        self.busy = busy
-
-
-class Opened(NamedTuple):
-    """A publication whose manifest track is subscribed to and whose first manifest is good."""
-
-    name: PublicationName
-    track: bytes
-    subscription: Subscription
-    manifest: Manifest
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a retrieval shares with its downloads."""
-
-    expected: Expectations
-    wish: Wish
-    settings: RetrievalSettings
-    codecs: CodecRegistry
-    sink: BlockSink
-
-    pool: ThreadPoolExecutor
-    """For what is large."""
-
-    tell: Callable[[Event], None]
-    """Takes every event, in order."""
-
-
-async def open_publication(
-    conn: MoqtConnection, name: PublicationName, job: Job, *, track: bytes | None = None
-) -> Opened:
-    """Subscribe to a publication's manifest and check the current version.
-
-    ``manifest`` is tried only if ``manifest.cose`` does not exist, by that very code, and
-    only if no signature is required: anything else would let whoever stands in between
-    take the signature away (KVCS Section 5.2).
-
-    Args:
-        conn: The connection to ask on.
-        name: The publication.
-        job: The retrieval that wants it.
-        track: Its manifest track, if that is known; no other one is tried then.
-
-    Raises:
-        Refused: If the publication cannot be used.
-    """
-    only, track = track, track or MANIFEST_COSE
-    may_be_plain = only is None and not job.expected.require_signature
-    try:
-        subscription = await _subscribe_manifest(conn, name, track, job)
-    except RequestRejected as exc:
-        if exc.code != RequestErrorCode.DOES_NOT_EXIST or not may_be_plain:
-            raise Refused(f"{track.decode()}: {exc}", again=True, busy=_is_busy(exc)) from None
-        track = MANIFEST
-        try:
-            subscription = await _subscribe_manifest(conn, name, track, job)
-        except (MoqtError, TimeoutError) as plain:
-            raise Refused(f"manifest: {plain}", again=True, busy=_is_busy(plain)) from None
-    except (MoqtError, TimeoutError) as exc:
-        raise Refused(f"{track.decode()}: {exc}", again=True) from None
-    may_come = True
-    try:
-        async with asyncio.timeout(job.settings.request_timeout_s):
-            async for item in subscription:
-                if isinstance(item, ObjectReceived) and item.status is ObjectStatus.NORMAL:
-                    version = item.location.group
-                    manifest = await _check_manifest(item.payload, track, name, version, job)
-                    return Opened(name, track, subscription, manifest, version)
-        ended = subscription.ended
-        why = f"{ended.code!r} {ended.reason}" if ended is not None else ""
-        text = f"{track.decode()}: ended without a manifest: {why}"
-        may_come = ended is None or End.of(ended.code, ended.reason) is not End.ABANDONED
-    except TimeoutError:
-        text = f"{track.decode()}: none came within {job.settings.request_timeout_s:g} s"
-    except BadManifest as exc:
-        text, may_come = f"{track.decode()}: {exc}", False
-    except MoqtError as exc:
-        text = f"{track.decode()}: {exc}"
-    except asyncio.CancelledError:
-        subscription.cancel()
-        raise
-    subscription.cancel()
-    raise Refused(text, again=may_come)
-
-
-def _is_busy(refusal: Exception) -> bool:
-    return isinstance(refusal, RequestRejected) and refusal.code == RequestErrorCode.EXCESSIVE_LOAD
-
-
-async def _subscribe_manifest(
-    conn: MoqtConnection, name: PublicationName, track: bytes, job: Job
-) -> Subscription:
-    return await conn.subscribe(
-        name.track(track),
-        location_filter=LocationFilter.NEXT_OBJECT,
-        fill=LocationFilter.relative(1),
-        priority=MANIFEST_PRIORITY,
-        timeout_s=job.settings.request_timeout_s,
-    )
-
-
-async def _check_manifest(
-    payload: bytes, track: bytes, name: PublicationName, version: int, job: Job
-) -> Manifest:
-    """Check a manifest, in a thread if it is large."""
-    check = partial(
-        check_manifest, payload, track=track, name=name, version=version, expected=job.expected
-    )
-    if len(payload) < LARGE_MANIFEST_OCTETS:
-        return check()
-    return await asyncio.get_running_loop().run_in_executor(job.pool, check)
-
-
 class Download:
-    """The retrieval of one publication, over one connection after the other.
+    """The retrieval of one publication, over connections to one relay or producer after the other.
 
     Args:
         name: The publication.
@@ -226,42 +93,52 @@ class Download:
         self.manifest_track: bytes | None = None
         self._sink_began = False
         self._rejected: set[tuple[DataTrack, int, int]] = set()
-        self._pending = 0  # octets under examination in threads, as they came or as decoded
-        self._room = asyncio.Event()
+        self._intake = Intake(
+            job.pool,
+            settings,
+            job.codecs,
+            crashed=self._crashed,
+            idle=lambda: self._wake.set(),
+        )
+        self._dealer = Dealer()
         self._reset()
 
     def _reset(self) -> None:
-        """Begin anew on a connection."""
+        """Begin anew, over other connections."""
         self._wake = asyncio.Event()
         self._failure: Failure | None = None
         self._crash: BaseException | None = None
-        self._readers: dict[DataTrack, asyncio.Task[None]] = {}
+        self._readers: dict[DataTrack, dict[Share, asyncio.Task[None]]] = {}
+        """Who reads what, or has read it for as long as anything came."""
+
+        self._may_begin = False  # the connections that are to be read over are there
         self._manifest_ended = False
-        self._gone: dict[DataTrack | None, str] = {}
-        """Tracks whose publisher was lost, and how; None is the manifest's."""
+        self._gone: dict[Share | None, str] = {}
+        """Shares whose publisher was lost, and how; None is the manifest."""
 
         self._not_now = False  # a track was refused that may be had later
         self._closed = False
         self._progress_at = self._loop.time()
 
-    async def run(self, conn: MoqtConnection, opened: Opened | None) -> Failure | None:
-        """Retrieve what is missing over ``conn``; return None when everything is there.
+    async def run(self, lanes: Lanes, opened: Opened | None) -> Failure | None:
+        """Retrieve what is missing over ``lanes``; return None when everything is there.
 
         Args:
-            conn: The connection.
+            lanes: The connections.
             opened: The publication's manifest, if it has been opened there already.
 
         Raises:
             Refused: If the manifest cannot be used.
         """
         self._reset()
+        self._lanes = lanes
         try:
             async with tasks() as group:
                 if opened is None:
                     if self._settings.eager and self.assembler.manifest is None:
-                        self._start_eagerly(conn, group)
+                        self._start_eagerly(group)
                     opened = await open_publication(
-                        conn, self.name, self._job, track=self.manifest_track
+                        lanes.lead, self.name, self._job, track=self.manifest_track
                     )
                 if self.manifest_track not in (None, opened.track):
                     raise Refused("signed at one relay, not signed at another")
@@ -270,8 +147,9 @@ class Download:
                 if (failure := self._accept(opened.manifest, opened.version)) is not None:
                     return failure
                 self._drop_readers_in_vain()
-                group.start(self._read_manifests(opened.subscription, opened.track))
-                if (failure := await self._supervise(conn, group)) is not None:
+                group.start(self._follow(opened))
+                group.start(self._begin_when_settled())
+                if (failure := await self._supervise(group)) is not None:
                     return failure
             return await self._close_sink()
         finally:
@@ -279,24 +157,36 @@ class Download:
             if opened is not None:
                 opened.subscription.cancel()
 
-    async def _supervise(self, conn: MoqtConnection, group: "Tasks") -> Failure | None:
+    async def _begin_when_settled(self) -> None:
+        """Have data wait for the connections that are still being made, but not for long."""
+        settings = self._settings
+        wait_s = settings.connect_timeout_s if settings.processes else settings.spread_wait_s
+        await set_within(self._lanes.settled, wait_s)
+        self._may_begin = True
+        self._progress_at = self._loop.time()
+        self._wake.set()
+
+    async def _supervise(self, group: Tasks) -> Failure | None:
         while True:
             self._wake.clear()
             if self._crash is not None:
                 raise self._crash
             if self.assembler.is_complete:
                 return None
-            if self._failure is not None and not self._pending:
+            if self._failure is not None and not self._intake.pending:
                 return self._failure
+            if not self._may_begin:  # which it soon may
+                await self._wake.wait()
+                continue
             if self._failure is None:
-                self._start_readers(conn, group)
+                self._start_readers(group)
                 if (failure := self._exhausted()) is not None:
                     return failure
             left = self._progress_at + self._settings.stall_timeout_s - self._loop.time()
             if left <= 0:
                 stall_s = self._settings.stall_timeout_s
                 return Failure(FailureReason.STALLED, f"nothing new came for {stall_s:g} s")
-            if self._is_broken_off and not self._pending:
+            if self._is_broken_off and not self._intake.pending:
                 # What still comes on other tracks is taken first.
                 left = self._progress_at + self._settings.again_s - self._loop.time()
                 if left <= 0:
@@ -306,8 +196,10 @@ class Download:
     @property
     def _is_broken_off(self) -> bool:
         """Whether a track has lost its publisher and is not being asked for again already."""
-        readers = (self._readers.get(track) for track in self._gone if track is not None)
-        return None in self._gone or any(r is not None and r.done() for r in readers)
+        readers = dict(self._shares())
+        return None in self._gone or any(
+            share in readers and readers[share].done() for share in self._gone if share is not None
+        )
 
     def _incomplete(self, reason: FailureReason, text: str) -> Failure:
         lost = bool(self._gone)
@@ -318,27 +210,51 @@ class Download:
     def _exhausted(self) -> Failure | None:
         """Say what is wrong if nothing more can come; decision 9: hints alone do not count."""
         assembler = self.assembler
-        if self._pending or any(not task.done() for task in self._readers.values()):
+        if self._intake.pending or any(not task.done() for _, task in self._shares()):
             return None
         may_grow = bool(assembler.unlisted) or assembler.extent is None
         may_attest = any(True for _ in assembler.unattested())
         if not self._manifest_ended and (may_grow or may_attest):
             return None
-        if (gap := next(assembler.gaps(), None)) is not None:
-            more = sum(other.objects for other in assembler.gaps()) - gap.objects
-            rest = f", and {more} more Objects" if more else ""
-            return self._incomplete(FailureReason.INCOMPLETE, f"{gap} did not come{rest}")
-        if unlisted := assembler.unlisted:
-            text = f"blocks {unlisted[0]} to {unlisted[-1]} are in no segment that can be used"
-            return self._incomplete(FailureReason.INCOMPLETE, text)
-        if may_attest:
-            gap = next(assembler.unattested())
-            text = f"the manifest ended without the digests of {gap}"
-            return self._incomplete(FailureReason.UNATTESTED, text)
-        text = "the manifest lists nothing that is wanted"
-        return self._incomplete(FailureReason.INCOMPLETE, text)
+        return self._incomplete(*lacking(assembler))
 
     # -- the manifest ----------------------------------------------------------------------------
+
+    async def _follow(self, opened: Opened) -> None:
+        """Read the manifests, over another connection when the one they come on is lost."""
+        while True:
+            try:
+                await self._read_manifests(opened.subscription, opened.track)
+                return
+            except SessionClosed as exc:
+                lost = exc
+            except MoqtError as exc:
+                self._lost(exc)
+                return
+            finally:
+                opened.subscription.cancel()
+            again = await self._open_again()
+            if again is None:
+                self._lost(lost)
+                return
+            opened = again
+            if (failure := self._accept(opened.manifest, opened.version)) is not None:
+                self._fail(failure)
+                return
+
+    async def _open_again(self) -> Opened | None:
+        """Open the manifest over a connection that is left; None: there is none.
+
+        Raises:
+            Refused: If the manifest cannot be used there.
+        """
+        while (lead := await self._lanes.next_lead()) is not None:
+            try:
+                return await open_publication(lead, self.name, self._job, track=self.manifest_track)
+            except Refused:
+                if lead.closed is None:
+                    raise
+        return None
 
     async def _read_manifests(self, subscription: Subscription, track: bytes) -> None:
         try:
@@ -348,31 +264,27 @@ class Download:
                 version = item.location.group
                 if version <= self.assembler.version:
                     continue
-                manifest = await _check_manifest(item.payload, track, self.name, version, self._job)
+                manifest = await read_manifest(item.payload, track, self.name, version, self._job)
                 if (failure := self._accept(manifest, version)) is not None:
                     self._fail(failure)
                     return
         except BadManifest as exc:
             self._fail(Failure(FailureReason.CONTRADICTED, f"manifest refused: {exc}"))
             return
-        except MoqtError as exc:
-            self._lost(exc)
-            return
-        self._note_end(None, subscription)
+        self._note_end(None, subscription.ended)
         self._manifest_ended = True
         self._wake.set()
 
-    def _note_end(self, track: DataTrack | None, subscription: Subscription) -> None:
+    def _note_end(self, share: Share | None, ended: SubscriptionEnded | None) -> None:
         """Note what the end of a subscription says of the publication or of who serves it."""
-        ended = subscription.ended
         if ended is None:
             return
-        name = "manifest" if track is None else str(track)
+        name = "manifest" if share is None else str(share.track)
         match End.of(ended.code, ended.reason):
             case End.ABANDONED:
                 self._fail(Failure(FailureReason.ABANDONED, f"{name} was {ended.reason}"))
             case End.LOST:
-                self._gone[track] = f"{name} broke off: {ended.reason or repr(ended.code)}"
+                self._gone[share] = f"{name} broke off: {ended.reason or repr(ended.code)}"
 
     def _accept(self, manifest: Manifest, version: int) -> Failure | None:
         assembler = self.assembler
@@ -402,102 +314,128 @@ class Download:
 
     # -- data tracks -----------------------------------------------------------------------------
 
-    def _start_eagerly(self, conn: MoqtConnection, group: "Tasks") -> None:
+    def _shares(self) -> Iterator[tuple[Share, asyncio.Task[None]]]:
+        """Yield what was asked for, and who reads it or has read it."""
+        for readers in self._readers.values():
+            yield from readers.items()
+
+    def _start_reader(self, lane: Lane, share: Share, group: Tasks) -> None:
+        reader = group.start(self._read(lane, share))
+        self._readers.setdefault(share.track, {})[share] = reader
+
+    def _start_eagerly(self, group: Tasks) -> None:
         for name in ("k.raw.s0", "v.raw.s0"):
-            track = DataTrack.parse(name)
-            self._readers[track] = group.start(self._read(conn, track))
+            share = Share(DataTrack.parse(name), None)
+            self._start_reader(self._lanes.for_data[0], share, group)
 
     def _drop_readers_in_vain(self) -> None:
         """End what was begun eagerly and is not wanted, and have begun anew what ended."""
-        for track, task in list(self._readers.items()):
-            if task.done() or self.assembler.plan(track) is None:
+        for share, task in list(self._shares()):
+            if task.done() or self.assembler.plan(share.track) is None:
                 task.cancel()
-                del self._readers[track]
+                del self._readers[share.track][share]
 
-    def _start_readers(self, conn: MoqtConnection, group: "Tasks") -> None:
+    def _start_readers(self, group: Tasks) -> None:
         """Subscribe to tracks of which something is missing, of so many segments at once."""
         if not self._sink_began:
             return
-        active = {track.segment for track, task in self._readers.items() if not task.done()}
+        lanes = self._lanes.for_data
+        may_cut = all(lane.may_cut for lane in lanes)
+        active = {share.track.segment for share, task in self._shares() if not task.done()}
         for plan in self.assembler.plans:
             if self.assembler.is_segment_ready(plan.segment):
                 continue
             for track in plan.tracks:
-                if track in self._readers:
-                    continue
-                if len(active | {plan.segment}) > self._settings.segments_at_once:
-                    return
-                active.add(plan.segment)
-                self._readers[track] = group.start(self._read(conn, track))
+                asked = self._readers.get(track, {})
+                for blocks in list(not_asked_for(plan.blocks, asked)):
+                    if len(active | {plan.segment}) > self._settings.segments_at_once:
+                        return
+                    active.add(plan.segment)
+                    dealt = self._dealer.deal(track, blocks, len(lanes), may_cut=may_cut)
+                    for number, share in dealt:
+                        self._start_reader(lanes[number], share, group)
 
-    async def _read(self, conn: MoqtConnection, track: DataTrack) -> None:
-        """Read one track until nothing is missing of it, or nothing more comes."""
+    async def _read(self, lane: Lane, share: Share) -> None:
+        """Read a share until nothing is missing of it, or nothing more comes."""
         try:
             for _ in range(1 + self._settings.resubscribe):
-                if not await self._read_once(conn, track):
+                if not await self._read_once(lane, share):
                     break
         except RequestRejected as exc:
             self._not_now |= exc.code in NOT_NOW
-            log.debug(LogEvent.REQUEST_REFUSED, track=str(track), reason=str(exc))
+            log.debug(LogEvent.REQUEST_REFUSED, track=str(share.track), reason=str(exc))
         except MoqtError as exc:
-            self._lost(exc)
+            if lane.is_over and not self._lanes.is_lost:
+                # As if it had never been asked for: those that are left are asked for the rest.
+                self._readers[share.track].pop(share, None)
+                self._gone.pop(share, None)
+            else:
+                self._lost(exc)
         except TimeoutError:
             pass  # SUBSCRIBE was not answered: what it would have brought stays missing
         finally:
             self._wake.set()
 
-    async def _read_once(self, conn: MoqtConnection, track: DataTrack) -> bool:
+    async def _read_once(self, lane: Lane, share: Share) -> bool:
         """Subscribe once; return whether it is worth trying again."""
-        first, blocks, plan = Location(0, 0), 0, self.assembler.plan(track)
+        track, plan = share.track, self.assembler.plan(share.track)
+        first, filters = Location(0, 0), tuple[RangeFilter, ...]()
         if plan is not None:
-            blocks = self.assembler.entry(track)[0].blocks
-            if (missing := self._first_missing(track)) is None:
+            if (missing := self._first_missing(share)) is None:
                 return False
             first = missing
-        subscription = await conn.subscribe(
-            self.name.track(track),
-            location_filter=LocationFilter.NEXT_OBJECT,
-            fill=_fill(first, plan, self._job.expected.descriptor.layers),
-            range_filters=_block_filter(conn, plan, blocks),
-            timeout_s=self._settings.request_timeout_s,
+            blocks = self.assembler.entry(track)[0].blocks
+            filters = block_filters(share, blocks, may_cut=lane.may_cut)
+        bringing = await lane.run(
+            Errand(
+                track=self.name.track(track),
+                fill=fill_from(first, plan, self._job.expected.descriptor.layers),
+                range_filters=filters,
+                timeout_s=self._settings.request_timeout_s,
+                placing=self._placing(share) if lane.is_apart else None,
+            )
         )
-        self._gone.pop(track, None)
+        self._gone.pop(share, None)
         try:
-            async for item in subscription:
-                if not isinstance(item, ObjectReceived) or item.status is not ObjectStatus.NORMAL:
-                    continue  # what announces an end is a hint (decision 9)
-                group, number = item.location
-                if not self._take(track, group, number, item.payload):
-                    return False  # ahead of the manifest and out of room
-                if self._pending > self._settings.pending_octets:
-                    await self._examined_down_to(self._settings.pending_octets // 2)
+            async for item in bringing:
+                if isinstance(item, ObjectReceived):
+                    # What announces an end is a hint (decision 9).
+                    if item.status is ObjectStatus.NORMAL:
+                        group, number = item.location
+                        if not self._take(track, group, number, item.payload):
+                            return False  # ahead of the manifest and out of room
+                        await self._intake.keep_bound()
+                elif isinstance(item, Report):
+                    self._note(track, item)
         finally:
-            subscription.cancel()
-        await self._examined_down_to(0)
-        if self.assembler.plan(track) is None or self._first_missing(track) is None:
+            await bringing.stop()
+        await self._intake.down_to(0)
+        if self.assembler.plan(track) is None or self._first_missing(share) is None:
             return False
-        self._note_end(track, subscription)
+        self._note_end(share, bringing.ended)
         return self._failure is None
 
-    def _first_missing(self, track: DataTrack) -> Location | None:
-        """Return where something is missing first, in a layer of which not all was rejected."""
-        for gap in self.assembler.gaps(track):
-            width = gap.last_block - gap.first_block + 1
-            rejected = Counter(
-                layer
-                for of, layer, block in self._rejected
-                if of == track and gap.first_block <= block <= gap.last_block
-            )
-            for layer in range(gap.first_layer, gap.last_layer + 1):
-                if rejected[layer] < width:
-                    return Location(layer, gap.first_block)
-        return None
+    def _placing(self, share: Share) -> Placing:
+        """Return what another process has to know to place what is missing of a share."""
+        assembler, expected = self.assembler, self._job.expected
+        entry, descriptor = assembler.entry(share.track)
+        extent, sink = assembler.extent, self._sink
+        assert extent is not None, "the sink has begun"
+        assert isinstance(sink, SharedSink), "or there were no processes"
+        return Placing(
+            track=share.track,
+            file=str(sink.share()),
+            descriptor=descriptor.to_json(),
+            first_block=entry.first_block,
+            blocks=entry.blocks,
+            position=assembler.position(share.track, 0),
+            places=len(extent),
+            missing=tuple(missing_of(share, assembler.gaps(share.track))),
+            max_data_octets=expected.max_data_octets,
+        )
 
-    async def _examined_down_to(self, octets: int) -> None:
-        """Wait until no more than that is under examination in threads."""
-        while self._pending > octets:
-            self._room.clear()
-            await self._room.wait()
+    def _first_missing(self, share: Share) -> Location | None:
+        return first_missing(share, self.assembler.gaps(share.track), self._rejected)
 
     # -- Objects ---------------------------------------------------------------------------------
 
@@ -512,82 +450,68 @@ class Download:
                 return True
         if self._closed or self._failure is not None:
             return True
-        settings = self._settings
         entry, descriptor = self.assembler.entry(track)
-        work = partial(
-            examine,
+        self._intake.take(
             payload,
+            partial(self._judge, track, layer, block),
             track=track,
             layer=layer,
             block=block,
             entry=entry,
             descriptor=descriptor,
-            codecs=self._job.codecs,
             max_data_octets=self._job.expected.max_data_octets,
         )
-        octets, large = len(payload), settings.large_octets
-        if track.codec != "raw":
-            # What comes out counts as well: it may be many times as much.
-            section = Layout.of(descriptor).section_octets(track.component)
-            octets, large = max(octets, section), LARGE_ENCODED_OCTETS
-        if octets < large:
-            try:
-                examined = work()
-            except BadObject as exc:
-                self._reject(track, layer, block, exc)
-            else:
-                self._place(track, layer, block, examined)
-            return True
-        self._pending += octets
-        future = self._loop.run_in_executor(self._job.pool, work)
-        future.add_done_callback(partial(self._examined, track, layer, block, octets))
         return True
 
-    def _examined(
-        self,
-        track: DataTrack,
-        layer: int,
-        block: int,
-        octets: int,
-        future: "asyncio.Future[Examined]",
+    def _judge(
+        self, track: DataTrack, layer: int, block: int, verdict: Examined | BadObject
     ) -> None:
-        """Go on with an Object that was examined in a thread."""
-        self._pending -= octets
-        try:
-            if future.cancelled() or self._closed:
-                return
-            error = future.exception()
-            if error is None:
-                self._place(track, layer, block, future.result())
-            elif isinstance(error, BadObject):
-                self._reject(track, layer, block, error)
-            else:
-                self._crash = error
-        except Exception as exc:
-            # In a callback nobody would learn of it; the supervisor raises it.
-            self._crash = exc
-        finally:
-            self._room.set()
-            if not self._pending or self._crash is not None:
-                self._wake.set()
-
-    def _place(self, track: DataTrack, layer: int, block: int, examined: Examined) -> None:
-        assembler = self.assembler
-        try:
-            if not assembler.admit(track, layer, block, examined.digest, examined.octets):
-                return
-        except BadObject as exc:
-            self._reject(track, layer, block, exc)
+        """Go on with an Object that was examined."""
+        if self._closed:
+            return
+        if isinstance(verdict, BadObject):
+            self._reject(track, layer, block, verdict)
+            return
+        if not self._admit(track, layer, block, verdict.digest, verdict.octets):
             return
         try:
             self._sink.place(
-                track.component, layer, assembler.position(track, block), examined.tensor
+                track.component, layer, self.assembler.position(track, block), verdict.tensor
             )
         except (ValueError, ConfigError) as exc:
             self._fail(Failure(FailureReason.UNUSABLE, f"{track} layer {layer}: {exc}"))
             return
+        self._placed(track, layer, block)
+
+    def _note(self, track: DataTrack, report: Report) -> None:
+        """Go on with an Object that another process has examined, and placed if it is good."""
+        if self._closed or self._failure is not None:
+            return
+        match report:
+            case Placed(layer, block, digest, octets):
+                # It is in its place before it is admitted. If it is not, it is missing like any
+                # other, and nobody is told that its layer is ready.
+                if self.assembler.expects(track, layer, block) is Expected.EXAMINE and self._admit(
+                    track, layer, block, digest, octets
+                ):
+                    self._placed(track, layer, block)
+            case Bad(layer, block, reason, text):
+                self._reject(track, layer, block, BadObject(reason, text))
+            case Dropped(layer, block):
+                self.assembler.expects(track, layer, block)  # which counts it
+            case Misplaced(text):
+                self._fail(Failure(FailureReason.UNUSABLE, text))
+
+    def _admit(self, track: DataTrack, layer: int, block: int, digest: bytes, octets: int) -> bool:
+        try:
+            return self.assembler.admit(track, layer, block, digest, octets)
+        except BadObject as exc:
+            self._reject(track, layer, block, exc)
+            return False
+
+    def _placed(self, track: DataTrack, layer: int, block: int) -> None:
         self._progress_at = self._loop.time()
-        for event in assembler.placed(track, layer, block):
+        for event in self.assembler.placed(track, layer, block):
             self._tell(event)
 
     def _reject(self, track: DataTrack, layer: int, block: int, why: BadObject) -> None:
@@ -609,8 +533,8 @@ class Download:
                 text = f"{rejected} Objects were rejected"
                 self._fail(Failure(FailureReason.INCOMPLETE, text))
         elif isinstance(event, SegmentComplete):
-            for track, task in self._readers.items():
-                if track.segment == event.segment:
+            for share, task in self._shares():
+                if share.track.segment == event.segment:
                     task.cancel()
             self._wake.set()
         self._job.tell(event)
@@ -623,6 +547,11 @@ class Download:
             self._sink.abandon()
 
     # -- ends ------------------------------------------------------------------------------------
+
+    def _crashed(self, error: BaseException) -> None:
+        """Have the supervisor raise what nobody else would learn of."""
+        self._crash = error
+        self._wake.set()
 
     def _fail(self, failure: Failure) -> None:
         if self._failure is None:
@@ -644,72 +573,3 @@ class Download:
             await asyncio.wait([done])  # a sink is used by one thread at a time
             raise
         return None
-
-
-class Tasks:
-    """Starts tasks that live as long as the block of :func:`tasks`."""
-
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
-        self._started: set[asyncio.Task[Any]] = set()
-
-    def start(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task; if it raises, the block is cancelled and raises the same."""
-        task = self._group.create_task(job)
-        self._started.add(task)
-        task.add_done_callback(self._started.discard)
-        return task
-
-    def cancel(self) -> None:
-        """End all that still runs."""
-        for task in tuple(self._started):
-            task.cancel()
-
-
-@asynccontextmanager
-async def tasks() -> AsyncIterator[Tasks]:
-    """Run tasks side by side; all of them end with the block."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            started = Tasks(group)
-            try:
-                yield started
-            finally:
-                started.cancel()
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
-
-
-async def set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event; return whether it came in time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
-def connection_lost(conn: MoqtConnection) -> Failure:
-    """Return the failure that a closed session is."""
-    closed = conn.closed
-    why = "" if closed is None else closed.reason or f"{closed.code!r}"
-    return Failure(FailureReason.UNREACHABLE, f"connection lost: {why}", again=True, lost=True)
-
-
-def _fill(first: Location, plan: SegmentPlan | None, layers: int) -> LocationFilter:
-    """Return what to be filled with, from the first Object that is missing on."""
-    if plan is None or plan.layers.stop == layers:
-        return LocationFilter.absolute_start(*first)
-    return LocationFilter.group_end(*first, plan.layers.stop - 1)
-
-
-def _block_filter(
-    conn: MoqtConnection, plan: SegmentPlan | None, blocks: int
-) -> tuple[RangeFilter, ...]:
-    """Return a filter for the wanted blocks, if the peer takes one (KVCS Section 5.3)."""
-    setup = conn.session.peer_setup
-    if plan is None or len(plan.blocks) == blocks or setup is None or not setup.max_filter_ranges:
-        return ()  # what is not wanted is discarded on arrival
-    ranges = ((plan.blocks.start, plan.blocks.stop - 1),)
-    return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=ranges),)

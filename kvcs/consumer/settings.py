@@ -6,6 +6,9 @@ from kvcs.consumer.assembler import EARLY_OCTETS
 from kvcs.consumer.candidates import Prefixes
 from kvcs.errors import ConfigError
 
+#: Connections of one retrieval to one relay or producer.
+MAX_CONNECTIONS = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalSettings:
@@ -48,12 +51,26 @@ class RetrievalSettings:
     again_max_s: float = 2.0
     """The longest of those pauses."""
 
+    connections: int = 1
+    """Connections to one relay or producer, 1 to 16: each has a congestion window of its own, and
+    brings its part of every layer. Those that cannot be had are done without."""
+
+    processes: bool = False
+    """Whether each of them, beside one for the manifest, is in a process of its own, which
+    verifies and places what comes. The sink must be one that can be shared
+    (:mod:`kvcs.store.shared`), and the codecs those that come with kvcs."""
+
+    spread_wait_s: float = 2.0
+    """For the connections that data come over, once there is a manifest; with processes, which have
+    to start, it is ``connect_timeout_s``. One that comes later is asked for what is begun later."""
+
     prefixes: Prefixes = "longest"
     """Which prefixes of the prompt are looked for."""
 
     eager: bool = False
     """Ask for the ``raw`` tracks of segment 0 together with the manifest: a round trip less to
-    the first layer, and wasted if the publication is refused or offers something else."""
+    the first layer, and wasted if the publication is refused or offers something else. Over one
+    connection only."""
 
     resubscribe: int = 1
     """How often a track is subscribed to again that ended before everything came."""
@@ -81,12 +98,27 @@ class RetrievalSettings:
         for name in (
             "deadline_s", "connect_timeout_s", "request_timeout_s", "discovery_timeout_s",
             "stall_timeout_s", "silence_s", "again_max_s", "segments_at_once", "workers",
-            "pending_octets", "max_rejected",
+            "pending_octets", "max_rejected", "connections",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
         for name in (
             "settle_s", "another_s", "again_s", "resubscribe", "large_octets", "early_octets",
+            "spread_wait_s",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.connections > MAX_CONNECTIONS:
+            raise ConfigError(
+                f"connections is {self.connections}, expected {MAX_CONNECTIONS} or less"
+            )
+        if self.eager and self.is_spread:
+            raise ConfigError(
+                f"connections is {self.connections} and processes {self.processes}, "
+                "expected 1 and False since eager is set"
+            )
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether data come over more than the connection that the manifest comes over."""
+        return self.processes or self.connections > 1

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component, Layout, Octets
 from kvcs.store.tensorfile import TensorFile, TensorSpec
+
+T = TypeVar("T")
 
 #: Octets that :class:`ArraySink` allocates when the caller provides no arrays.
 DEFAULT_LIMIT_OCTETS = 8 << 30
@@ -92,7 +94,7 @@ class ArraySink:
         self.complete = False
         self._provided = k is not None or v is not None
         self._limit = limit_octets
-        self._places: _Places | None = None
+        self._places: Places | None = None
 
     def begin(self, descriptor: Descriptor, blocks: int) -> None:
         """Allocate, or check what was provided. See :meth:`BlockSink.begin`."""
@@ -109,7 +111,7 @@ class ArraySink:
                 [np.empty((tokens, *shape[1:]), layout.dtype) for _ in range(layout.layers)]
                 for shape in (layout.k_shape, layout.v_shape)
             )
-        self._places = _Places(layout, blocks, self.k, self.v)
+        self._places = Places(layout, blocks, self.k, self.v)
 
     def place(
         self, component: Component, layer: int, block: int, tensor: NDArray[Any] | Octets
@@ -149,7 +151,7 @@ class SafetensorsSink:
         self.path = Path(path)
         self._tokens = tokens
         self._notes = dict(notes or {})
-        self._places: _Places | None = None
+        self._places: Places | None = None
         self._file: TensorFile | None = None
         self._side: dict[str, Any] = {}
 
@@ -158,16 +160,10 @@ class SafetensorsSink:
         self.abandon()
         layout = Layout.of(descriptor)
         tokens = blocks * layout.block_tokens
-        specs = {
-            f"{name}.{layer}": TensorSpec(descriptor.dtype, (tokens, *shape[1:]))
-            for name, shape in (("k", layout.k_shape), ("v", layout.v_shape))
-            for layer in range(layout.layers)
-        }
         # The random part keeps two processes that write the same file apart.
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
-        file = self._file = TensorFile.create(temporary, specs)
-        k, v = ([file.tensor(f"{c}.{layer}") for layer in range(layout.layers)] for c in "kv")
-        self._places = _Places(layout, blocks, k, v)
+        self._file = TensorFile.create(temporary, specs_of(descriptor, blocks))
+        self._places = Places(layout, blocks, *tensors_of(self._file, layout.layers))
         self._side = {"descriptor": descriptor.members()}
         if self._tokens is not None:
             self._side["tokens"] = [int(token) for token in self._tokens[:tokens]]
@@ -178,6 +174,10 @@ class SafetensorsSink:
     ) -> None:
         """Copy one tensor into the file. See :meth:`BlockSink.place`."""
         _begun(self._places).put(component, layer, block, tensor)
+
+    def share(self) -> Path:
+        """Return the temporary file. See :meth:`kvcs.store.shared.SharedSink.share`."""
+        return _begun(self._file).path
 
     def done(self) -> None:
         """Give the file its name.
@@ -212,8 +212,15 @@ class SafetensorsSink:
         file.close()
 
 
-class _Places:
-    """The arrays of all layers, seen as octets, block by block."""
+class Places:
+    """The arrays of all layers, seen as octets, block by block.
+
+    Args:
+        layout: Of the descriptor.
+        blocks: How many blocks there is room for.
+        k: K of each layer, C-contiguous.
+        v: V of each layer.
+    """
 
     def __init__(
         self,
@@ -229,6 +236,11 @@ class _Places:
     def put(
         self, component: Component, layer: int, block: int, tensor: NDArray[Any] | Octets
     ) -> None:
+        """Copy one tensor to its place; see :meth:`BlockSink.place`.
+
+        Raises:
+            ValueError: If the length does not fit, or the place does not exist.
+        """
         if not (0 <= layer < self._layout.layers and 0 <= block < self._blocks):
             raise ValueError(
                 f"layer {layer}, block {block}: there are {self._layout.layers} layers "
@@ -254,10 +266,27 @@ class _Places:
             side[layer][block * section : (block + 1) * section] = octets
 
 
-def _begun(places: _Places | None) -> _Places:
-    if places is None:
-        raise ValueError("place() before begin(), or after the end")
-    return places
+def specs_of(descriptor: Descriptor, blocks: int) -> dict[str, TensorSpec]:
+    """Return the tensors of a cache of so many blocks, by their names in a file."""
+    layout = Layout.of(descriptor)
+    tokens = blocks * layout.block_tokens
+    return {
+        f"{name}.{layer}": TensorSpec(descriptor.dtype, (tokens, *shape[1:]))
+        for name, shape in (("k", layout.k_shape), ("v", layout.v_shape))
+        for layer in range(layout.layers)
+    }
+
+
+def tensors_of(file: TensorFile, layers: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Return K and V of every layer of a file made of :func:`specs_of`."""
+    k, v = ([file.tensor(f"{name}.{layer}") for layer in range(layers)] for name in "kv")
+    return k, v
+
+
+def _begun(what: T | None) -> T:
+    if what is None:
+        raise ValueError("a tensor before begin(), or after the end")
+    return what
 
 
 def _octets(array: NDArray[Any]) -> memoryview:

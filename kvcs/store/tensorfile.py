@@ -9,12 +9,13 @@ is mapped, layer by layer, instead of being loaded.
 import json
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,20 +62,30 @@ class TensorFile:
     """A tensor file that is mapped into memory. Use it as a context manager, or close it.
 
     Attributes:
+        path: Where it is; whoever may open it there maps the same memory.
         specs: What the header promises, by name.
     """
 
     def __init__(
-        self, path: Path, specs: Mapping[str, TensorSpec], offsets: Mapping[str, int], *, new: bool
+        self,
+        path: Path,
+        specs: Mapping[str, TensorSpec],
+        offsets: Mapping[str, int],
+        *,
+        writable: bool,
+        memory: int | None = None,
     ) -> None:
         self.path = path
         self.specs = specs
         self._offsets = offsets
-        self._map: NDArray[np.uint8] | None = np.memmap(path, np.uint8, "r+" if new else "r")
+        mode: Literal["r+", "r"] = "r+" if writable else "r"
+        self._map: NDArray[np.uint8] | None = np.memmap(path, np.uint8, mode)
+        #: Closes the memory that is the file, if that is on no disk.
+        self._release = None if memory is None else weakref.finalize(self, os.close, memory)
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """Open a file for reading.
+    def open(cls, path: str | Path, *, writable: bool = False) -> Self:
+        """Open a file that exists, for reading unless it is to be ``writable``.
 
         Raises:
             ConfigError: If it is missing, unreadable, or not such a file; the message names it.
@@ -88,7 +99,7 @@ class TensorFile:
             raise ConfigError(f"{file}: {exc.strerror or exc}") from None
         except ValueError as exc:
             raise ConfigError(f"{file} is not a .safetensors file: {exc}") from None
-        return cls(file, *header, new=False)
+        return cls(file, *header, writable=writable)
 
     @classmethod
     def create(cls, path: str | Path, specs: Mapping[str, TensorSpec]) -> Self:
@@ -98,26 +109,39 @@ class TensorFile:
             ConfigError: If it exists, or cannot be made; the message names it.
         """
         file = Path(path)
-        members: dict[str, Any] = {}
-        offsets: dict[str, int] = {}
-        end = 0
-        for name, spec in specs.items():
-            offsets[name], end = end, end + spec.octets
-            members[name] = {
-                "dtype": FILE_DTYPES[spec.dtype],
-                "shape": list(spec.shape),
-                "data_offsets": [offsets[name], end],
-            }
-        text = json.dumps(members, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # so that the tensors are aligned in the file
-        start = 8 + len(text)
+        head, offsets, octets = _lay_out(specs)
         try:
             with file.open("xb") as stream:
-                stream.write(_LENGTH.pack(len(text)) + text)
-                stream.truncate(start + end)
+                stream.write(head)
+                stream.truncate(octets)
         except OSError as exc:
             raise ConfigError(f"{file}: {exc.strerror or exc}") from None
-        return cls(file, dict(specs), {name: start + at for name, at in offsets.items()}, new=True)
+        return cls(file, dict(specs), offsets, writable=True)
+
+    @classmethod
+    def in_memory(cls, specs: Mapping[str, TensorSpec]) -> Self:
+        """Make a file of zeros that is on no disk, for tensors that are to be filled in.
+
+        Its path is good for processes of the same user, until it is closed. The memory goes back
+        to the system when nobody has it mapped any more, however everybody ended.
+
+        Raises:
+            ConfigError: If the system has no such memory, or not enough of it.
+        """
+        head, offsets, octets = _lay_out(specs)
+        try:
+            memory = os.memfd_create("kvcs")
+        except (AttributeError, OSError) as exc:
+            raise ConfigError(f"no memory to share with other processes: {exc}") from None
+        try:
+            with open(memory, "wb", closefd=False) as stream:
+                stream.write(head)
+                stream.truncate(octets)
+            path = Path(f"/proc/{os.getpid()}/fd/{memory}")
+            return cls(path, dict(specs), offsets, writable=True, memory=memory)
+        except OSError as exc:
+            os.close(memory)
+            raise ConfigError(f"{octets} octets of shared memory: {exc.strerror or exc}") from None
 
     def tensor(self, name: str) -> NDArray[Any]:
         """Return one tensor: a view of the file, writable if the file was created here.
@@ -136,6 +160,8 @@ class TensorFile:
         if isinstance(self._map, np.memmap):
             self._map.flush()
         self._map = None
+        if self._release is not None:
+            self._release()
 
     def __contains__(self, name: object) -> bool:
         return name in self.specs
@@ -153,6 +179,25 @@ class TensorFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _lay_out(specs: Mapping[str, TensorSpec]) -> tuple[bytes, dict[str, int], int]:
+    """Return what a file begins with, where in it each tensor lies, and how long it is."""
+    members: dict[str, Any] = {}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, spec in specs.items():
+        offsets[name], end = end, end + spec.octets
+        members[name] = {
+            "dtype": FILE_DTYPES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [offsets[name], end],
+        }
+    text = json.dumps(members, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned in the file
+    start = 8 + len(text)
+    head = _LENGTH.pack(len(text)) + text
+    return head, {name: start + at for name, at in offsets.items()}, start + end
 
 
 def _read_header(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchcases import added, baseline, codecs, losses, relayed, rivals, speed
+from benchcases import added, baseline, codecs, losses, relayed, rivals, speed, spread
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
 from benchcases.figures import (
@@ -397,6 +397,7 @@ CASES: dict[str, Case] = {
             ),
             _slow_consumer,
         ),
+        *spread.CASES,
         *relayed.CASES,
         *speed.CASES,
         *rivals.CASES,

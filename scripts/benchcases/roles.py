@@ -24,6 +24,7 @@ from kvcs.producer.handle import PublicationHandle
 from kvcs.producer.publication import MAX_MANIFEST_EVERY, Encoding
 from kvcs.producer.relay import Relay as RelayLink
 from kvcs.profile.naming import PublicationName
+from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink, BlockSink
 from kvcs.telemetry import Counter, Counters
 from moqt.aio import ClientTls, MoqtConnection, QuicSettings, ServerTls, connect
@@ -302,19 +303,24 @@ class ConsumerEnd(Role):
         layers: range | None = None,
         codec: str = "raw",
         stall_s: float = 30.0,
+        connections: int = 1,
+        processes: bool = False,
     ) -> dict[str, Any]:
-        """Retrieve a cache once, over a connection of its own.
+        """Retrieve a cache once, over connections of its own.
 
         Args:
             cache: Which.
             sink: ``arrays`` that are there already, as an engine has them; ``allocate`` them;
-                or ``discard``.
+                ``shared``, where other processes can place, too; or ``discard``.
             eager: See :class:`RetrievalSettings`.
             every: Note the time every so many Objects, from when the first is asked for; for
                 ``discard``.
             other: Process id of the producer, to note the memory of both ends as well.
             layers: Which; None: all.
             codec: In which its tensors are to come.
+            stall_s: How long nothing new may come.
+            connections: See :class:`RetrievalSettings`.
+            processes: See :class:`RetrievalSettings`.
         """
         marks: list[tuple[int, float]] = []
         samples: list[tuple[int, int, int]] = []
@@ -325,9 +331,13 @@ class ConsumerEnd(Role):
                 samples.append((objects, usage.resident(), usage.resident(other)))
 
         source = cache.source
-        where: BlockSink = (
-            DiscardingSink(every, look) if sink == "discard" else _arrays(cache, sink == "arrays")
-        )
+        where: BlockSink
+        if sink == "discard":
+            where = DiscardingSink(every, look)
+        elif sink == "shared":
+            where = SharedArraySink()
+        else:
+            where = _arrays(cache, sink == "arrays")
         expected = Expectations.of_tokens(
             ScopeKey(self.place.scope),
             source.descriptor,
@@ -337,10 +347,16 @@ class ConsumerEnd(Role):
         )
         spec = ConnectionSpec(uri=self._uri, tls=self._tls, quic=self._quic)
         times: dict[str, list[float]] = {"ready": [], "manifest": []}
-        settings = RetrievalSettings(deadline_s=LIMIT_S, stall_timeout_s=stall_s, eager=eager)
+        settings = RetrievalSettings(
+            deadline_s=LIMIT_S,
+            stall_timeout_s=stall_s,
+            eager=eager,
+            connections=connections,
+            processes=processes,
+        )
         wish = Wish(layers=layers, codecs=(codec,))
         before = await self.reset_peak()
-        cpu, began = time.process_time(), time.monotonic()
+        cpu, began = usage.cpu_s(), time.monotonic()
         async with consume(
             expected, [spec], where, wish=wish, settings=settings, on_event=partial(_note, times)
         ) as retrieval:
@@ -354,7 +370,7 @@ class ConsumerEnd(Role):
             "attested": summary.attested,
             "duplicates": summary.duplicates,
             "rejected": summary.rejected,
-            "cpu_s": time.process_time() - cpu,
+            "cpu_s": usage.cpu_s() - cpu,
             "rss_before": before,
             "peak": usage.peak(),
             "began": began,

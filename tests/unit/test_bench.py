@@ -17,7 +17,8 @@ from tests.interop.peer import CONSTRAINT, PACKAGE
 ROOT = Path(__file__).parents[2]
 CASES = [
     "goodput-1452", "goodput-8900", "objects-6k", "objects-32k", "first-layer", "memory",
-    "soak-objects", "soak-publications", "slow-consumer", "relayed-1", "relayed-4", "relayed-16",
+    "soak-objects", "soak-publications", "slow-consumer", "spread", "relayed-1", "relayed-4",
+    "relayed-16",
     "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452", "steady-8900", "session",
     "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls", "relay-added", "lossy",
     "codec-lossless", "codec-int8",
@@ -149,6 +150,20 @@ def test_a_baseline_that_fails_leaves_the_figures_and_its_last_words(tmp_path: P
     assert found["figures"]["mb_per_s"] > 0
     assert found["met"] is None
     assert "no such stack" in found["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_several_connections_are_held_against_one() -> None:
+    found = result_of(bench("spread", "--mb", "4", "--pairs", "1", limit_s=LIMIT_S), missing=1)
+
+    ways = [name for name in found["figures"] if name != "mb"]
+    assert found["ratios"].keys() == {f"{name}_vs_one" for name in ways if name != "one"}
+    for name in ways:
+        figures = found["figures"][name]
+        assert 0 < figures["manifest_s"] <= figures["first_layer_s"]
+        assert figures["mb_per_s"] > 0 < figures["producer_mb_per_cpu_s"]
 
 
 @pytest.mark.slow

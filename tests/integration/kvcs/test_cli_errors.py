@@ -338,6 +338,8 @@ def test_what_produce_cannot_use_is_named(
         (["--layers", "x"], "--layers"),
         (["--prefixes", "some"], "prefixes"),
         (["--deadline-s", "0"], "deadline_s"),
+        (["--connections", "0"], "connections is '0'"),
+        (["--connections", "17"], "connections is '17'"),
     ],
 )
 def test_what_consume_cannot_use_is_named(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcs.consumer import download
-from kvcs.consumer.download import LARGE_MANIFEST_OCTETS
+from kvcs.consumer import opening
 from kvcs.consumer.events import PublicationComplete
+from kvcs.consumer.opening import LARGE_MANIFEST_OCTETS
 from kvcs.consumer.trust import Expectations, check_manifest
 from kvcs.producer.publication import ManifestDraft
 from kvcs.profile import payload
@@ -84,7 +84,7 @@ async def test_large_manifests_are_written_and_read_while_the_loop_goes_round(
 
     encode = ManifestDraft.encode
     monkeypatch.setattr(ManifestDraft, "encode", noting_encode)
-    monkeypatch.setattr(download, "check_manifest", noting_check)
+    monkeypatch.setattr(opening, "check_manifest", noting_check)
     compat = replace(COMPAT, layers=1)
     k, v = (
         np.zeros((len(tokens), *shape), np.float16) for shape in (compat.k_shape, compat.v_shape)

@@ -561,7 +561,7 @@ async def test_however_it_ends_a_retrieval_leaves_no_connection_behind(
                 else:
                     await retrieval.layer(0)
 
-        [connection] = retrieval._open
+        [connection] = retrieval._sessions.open
         transport: Any = connection._transport
         await transport.wait_closed()
         if engine.DEFAULT == "aioquic":

@@ -539,7 +539,7 @@ async def test_large_objects_are_examined_in_threads(
         threads.add(threading.current_thread().name)
         return examine(*args, **kwargs)
 
-    monkeypatch.setattr("kvcs.consumer.download.examine", noting)
+    monkeypatch.setattr("kvcs.consumer.intake.examine", noting)
     settings = replace(QUICK, large_octets=1, pending_octets=500)
     sink = CountingSink()
 

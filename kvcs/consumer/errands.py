@@ -1,0 +1,278 @@
+"""Errands: what a process that reads for a retrieval is told, and what it tells. Pure.
+
+Values, and how they go through a socket: four octets of length and a pickle. Both ends are this
+program, and no one else has the socket. There is no key among them: a manifest has been checked
+before the first errand, and what an errand needs to know of it goes along.
+"""
+
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from kvcs.consumer.failures import Failure
+from kvcs.consumer.ranges import RangeSet
+from kvcs.consumer.settings import RetrievalSettings
+from kvcs.consumer.spreading import Rectangle
+from kvcs.errors import Rejection
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.profile.manifest import SegmentEntry
+from kvcs.profile.naming import DataTrack
+from moqt.names import FullTrackName
+from moqt.wire.filters import LocationFilter, RangeFilter
+
+#: Octets in front of a value that say how long it is.
+LENGTH_OCTETS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """What has to be known to examine the Objects of a track, and to place them."""
+
+    track: DataTrack
+    file: str
+    """The tensor file that the sink shares."""
+
+    descriptor: bytes
+    """JSON."""
+
+    first_block: int
+    blocks: int
+    """Of the segment."""
+
+    position: int
+    """Where in the file the segment's block 0 is, in blocks; may be below 0."""
+
+    places: int
+    """Blocks in the file."""
+
+    missing: tuple[Rectangle, ...]
+    """What is to be placed, each Object once."""
+
+    max_data_octets: int
+
+    def entry(self) -> SegmentEntry:
+        """Return what the manifest says of the segment, as far as Objects are examined by it."""
+        return SegmentEntry(
+            segment=self.track.segment,
+            first_block=self.first_block,
+            blocks=self.blocks,
+            block_keys_sha256=bytes(32),  # has been checked
+            tracks=(self.track,),
+        )
+
+    def compat(self) -> Descriptor:
+        """Return the manifest's descriptor."""
+        return Descriptor.from_json(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """One request for a part of a track, from some Object on, each Object once."""
+
+    track: FullTrackName
+    fill: LocationFilter
+    range_filters: tuple[RangeFilter, ...]
+    timeout_s: float
+    placing: Placing | None = None
+    """None: whoever asks examines and places by itself."""
+
+
+class Wanted:
+    """What is still to be placed on an errand; each Object can be claimed once."""
+
+    def __init__(self, missing: Iterable[Rectangle]) -> None:
+        self._missing = tuple(missing)
+        self._claimed: dict[int, RangeSet] = {}
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        layer, block = place
+        if not any(layer in part.layers and block in part.blocks for part in self._missing):
+            return False
+        claimed = self._claimed.get(layer)
+        return claimed is None or block not in claimed
+
+    def claim(self, layer: int, block: int) -> bool:
+        """Take an Object out of what is wanted; return whether it was in."""
+        if (layer, block) not in self:
+            return False
+        return self._claimed.setdefault(layer, RangeSet()).add(block)
+
+
+# -- to the process ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    """Make a connection."""
+
+    spec: Any
+    """The :class:`~kvcs.consumer.ways.ConnectionSpec`."""
+
+    uri: str
+    timeout_s: float
+    settings: RetrievalSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run an errand over the connection."""
+
+    number: int
+    errand: Errand
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Give an errand up: place nothing more, then say that it has ended."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Give a sign of life."""
+
+
+# -- from the process ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process has started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """A sign of life of the process; what its connection gives is another matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The connection stands."""
+
+    may_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotDialled:
+    """The connection could not be made."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """The connection's peer gives no sign of life, or (False) gives one again."""
+
+    is_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The peer goes away: what was asked for comes, but nothing more can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class HungUp:
+    """The connection is gone, and every errand has ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The peer has accepted the request of an errand."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An Object passed its examination, and is in its place."""
+
+    layer: int
+    block: int
+    digest: bytes
+    octets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """An Object did not pass."""
+
+    layer: int
+    block: int
+    reason: Rejection
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """An Object came that was not to be placed."""
+
+    layer: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """An Object could not be placed: the memory does not fit."""
+
+    text: str
+
+
+Report = Placed | Bad | Dropped | Misplaced
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What became of Objects that came on an errand, in order."""
+
+    number: int
+    reports: tuple[Report, ...]
+
+
+class How(Enum):
+    """How an errand ended."""
+
+    #: The subscription ended.
+    DONE = auto()
+    #: The request was refused.
+    REFUSED = auto()
+    #: The request was not answered in time.
+    UNANSWERED = auto()
+    #: The connection was lost, or it does not take requests any more.
+    LOST = auto()
+    #: It was given up.
+    STOPPED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An errand is over: nothing more is placed on it."""
+
+    number: int
+    how: How
+    code: int = 0
+    """Of PUBLISH_DONE or REQUEST_ERROR."""
+
+    reason: str = ""
+    """For people."""
+
+
+def pack(value: object) -> bytes:
+    """Return a value as it goes through the socket."""
+    octets = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return len(octets).to_bytes(LENGTH_OCTETS, "big") + octets
+
+
+def unpack(octets: bytes) -> object:
+    """Return the value, without the length in front of it."""
+    return pickle.loads(octets)

@@ -1,0 +1,132 @@
+"""Intake: Objects are examined as they come, the large ones in threads, within a bound. Shell.
+
+An examination touches nothing but its arguments; what follows from it is done on the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+
+from kvcs.consumer.examining import Examined, examine
+from kvcs.consumer.settings import RetrievalSettings
+from kvcs.errors import BadObject
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.layout import Layout
+from kvcs.profile.manifest import SegmentEntry
+from kvcs.profile.naming import DataTrack
+
+#: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
+LARGE_ENCODED_OCTETS = 16 << 10
+
+#: Takes what came of an examination.
+Judge = Callable[[Examined | BadObject], None]
+
+
+class Intake:
+    """Examines Objects.
+
+    Args:
+        pool: Threads for what is large.
+        settings: From which length on, and how much at once.
+        codecs: The codecs that this end knows.
+        crashed: Called with what an examination, or what is done about it, raised unexpectedly.
+        idle: Called when nothing is under examination any more.
+
+    Attributes:
+        pending: Octets under examination in threads, as they came or, if that is more, as they
+            are decoded.
+    """
+
+    def __init__(
+        self,
+        pool: Executor,
+        settings: RetrievalSettings,
+        codecs: CodecRegistry,
+        *,
+        crashed: Callable[[BaseException], None],
+        idle: Callable[[], None],
+    ) -> None:
+        self.pending = 0
+        self._pool = pool
+        self._settings = settings
+        self._codecs = codecs
+        self._crashed = crashed
+        self._idle = idle
+        self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def take(
+        self,
+        payload: bytes,
+        judge: Judge,
+        *,
+        track: DataTrack,
+        layer: int,
+        block: int,
+        entry: SegmentEntry,
+        descriptor: Descriptor,
+        max_data_octets: int,
+    ) -> None:
+        """Examine one Object, and have ``judge`` called with what comes of it, now or later.
+
+        The other arguments are those of :func:`~kvcs.consumer.trust.examine`.
+        """
+        work = partial(
+            examine,
+            payload,
+            track=track,
+            layer=layer,
+            block=block,
+            entry=entry,
+            descriptor=descriptor,
+            codecs=self._codecs,
+            max_data_octets=max_data_octets,
+        )
+        octets, large = len(payload), self._settings.large_octets
+        if track.codec != "raw":
+            # What comes out counts as well: it may be many times as much.
+            section = Layout.of(descriptor).section_octets(track.component)
+            octets, large = max(octets, section), LARGE_ENCODED_OCTETS
+        if octets < large:
+            try:
+                verdict: Examined | BadObject = work()
+            except BadObject as exc:
+                verdict = exc
+            judge(verdict)
+            return
+        self.pending += octets
+        future = self._loop.run_in_executor(self._pool, work)
+        future.add_done_callback(partial(self._examined, octets, judge))
+
+    async def keep_bound(self) -> None:
+        """Wait, where too much is under examination, until half of it is done."""
+        if self.pending > self._settings.pending_octets:
+            await self.down_to(self._settings.pending_octets // 2)
+
+    async def down_to(self, octets: int) -> None:
+        """Wait until no more than that is under examination."""
+        while self.pending > octets:
+            self._room.clear()
+            await self._room.wait()
+
+    def _examined(self, octets: int, judge: Judge, future: "asyncio.Future[Examined]") -> None:
+        self.pending -= octets
+        try:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                judge(future.result())
+            elif isinstance(error, BadObject):
+                judge(error)
+            else:
+                self._crashed(error)
+        except Exception as exc:
+            # In a callback nobody would learn of it.
+            self._crashed(exc)
+        finally:
+            self._room.set()
+            if not self.pending:
+                self._idle()

@@ -1,0 +1,159 @@
+"""Opening a publication: its manifest track, and the first manifest that is good. Shell."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from kvcs.consumer.events import Event
+from kvcs.consumer.selection import Wish
+from kvcs.consumer.settings import RetrievalSettings
+from kvcs.consumer.trust import Expectations, check_manifest
+from kvcs.errors import BadManifest
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.profile.ending import End
+from kvcs.profile.manifest import Manifest
+from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PublicationName
+from kvcs.store.sink import BlockSink
+from moqt.aio import MoqtConnection, Subscription
+from moqt.codepoints import ObjectStatus, RequestErrorCode
+from moqt.errors import MoqtError, RequestRejected
+from moqt.session.events import ObjectReceived
+from moqt.wire.filters import LocationFilter
+
+#: Subscriber Priority of the manifest track, ahead of all data.
+MANIFEST_PRIORITY = 0
+#: Octets from which a manifest is read in another thread.
+LARGE_MANIFEST_OCTETS = 64 << 10
+
+
+class Refused(Exception):
+    """A publication cannot be used, before anything of it was.
+
+    Attributes:
+        again: Whether it may be had later: it is not at fault itself.
+        busy: Whether it was there, and whoever has it had no room to serve it.
+    """
+
+    def __init__(self, text: str, *, again: bool = False, busy: bool = False) -> None:
+        super().__init__(text)
+        self.again = again
+        self.busy = busy
+
+
+class Opened(NamedTuple):
+    """A publication whose manifest track is subscribed to and whose first manifest is good."""
+
+    name: PublicationName
+    track: bytes
+    subscription: Subscription
+    manifest: Manifest
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a retrieval shares with its downloads."""
+
+    expected: Expectations
+    wish: Wish
+    settings: RetrievalSettings
+    codecs: CodecRegistry
+    sink: BlockSink
+
+    pool: ThreadPoolExecutor
+    """For what is large."""
+
+    tell: Callable[[Event], None]
+    """Takes every event, in order."""
+
+
+async def open_publication(
+    conn: MoqtConnection, name: PublicationName, job: Job, *, track: bytes | None = None
+) -> Opened:
+    """Subscribe to a publication's manifest and check the current version.
+
+    ``manifest`` is tried only if ``manifest.cose`` does not exist, by that very code, and
+    only if no signature is required: anything else would let whoever stands in between
+    take the signature away (KVCS Section 5.2).
+
+    Args:
+        conn: The connection to ask on.
+        name: The publication.
+        job: The retrieval that wants it.
+        track: Its manifest track, if that is known; no other one is tried then.
+
+    Raises:
+        Refused: If the publication cannot be used.
+    """
+    only, track = track, track or MANIFEST_COSE
+    may_be_plain = only is None and not job.expected.require_signature
+    try:
+        subscription = await _subscribe_manifest(conn, name, track, job)
+    except RequestRejected as exc:
+        if exc.code != RequestErrorCode.DOES_NOT_EXIST or not may_be_plain:
+            raise Refused(f"{track.decode()}: {exc}", again=True, busy=_is_busy(exc)) from None
+        track = MANIFEST
+        try:
+            subscription = await _subscribe_manifest(conn, name, track, job)
+        except (MoqtError, TimeoutError) as plain:
+            raise Refused(f"manifest: {plain}", again=True, busy=_is_busy(plain)) from None
+    except (MoqtError, TimeoutError) as exc:
+        raise Refused(f"{track.decode()}: {exc}", again=True) from None
+    may_come = True
+    try:
+        async with asyncio.timeout(job.settings.request_timeout_s):
+            async for item in subscription:
+                if isinstance(item, ObjectReceived) and item.status is ObjectStatus.NORMAL:
+                    version = item.location.group
+                    manifest = await read_manifest(item.payload, track, name, version, job)
+                    return Opened(name, track, subscription, manifest, version)
+        ended = subscription.ended
+        why = f"{ended.code!r} {ended.reason}" if ended is not None else ""
+        text = f"{track.decode()}: ended without a manifest: {why}"
+        may_come = ended is None or End.of(ended.code, ended.reason) is not End.ABANDONED
+    except TimeoutError:
+        text = f"{track.decode()}: none came within {job.settings.request_timeout_s:g} s"
+    except BadManifest as exc:
+        text, may_come = f"{track.decode()}: {exc}", False
+    except MoqtError as exc:
+        text = f"{track.decode()}: {exc}"
+    except asyncio.CancelledError:
+        subscription.cancel()
+        raise
+    subscription.cancel()
+    raise Refused(text, again=may_come)
+
+
+async def read_manifest(
+    payload: bytes, track: bytes, name: PublicationName, version: int, job: Job
+) -> Manifest:
+    """Check a version of a manifest, in a thread if it is large.
+
+    Raises:
+        BadManifest: As :func:`~kvcs.consumer.trust.check_manifest` does.
+    """
+    check = partial(
+        check_manifest, payload, track=track, name=name, version=version, expected=job.expected
+    )
+    if len(payload) < LARGE_MANIFEST_OCTETS:
+        return check()
+    return await asyncio.get_running_loop().run_in_executor(job.pool, check)
+
+
+def _is_busy(refusal: Exception) -> bool:
+    return isinstance(refusal, RequestRejected) and refusal.code == RequestErrorCode.EXCESSIVE_LOAD
+
+
+async def _subscribe_manifest(
+    conn: MoqtConnection, name: PublicationName, track: bytes, job: Job
+) -> Subscription:
+    return await conn.subscribe(
+        name.track(track),
+        location_filter=LocationFilter.NEXT_OBJECT,
+        fill=LocationFilter.relative(1),
+        priority=MANIFEST_PRIORITY,
+        timeout_s=job.settings.request_timeout_s,
+    )

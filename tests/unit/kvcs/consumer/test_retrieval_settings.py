@@ -1,0 +1,30 @@
+from typing import Any
+
+import pytest
+
+from kvcs.consumer.settings import RetrievalSettings
+from kvcs.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"connections": 0}, "connections is 0, expected more than 0"),
+        ({"connections": 17}, "connections is 17, expected 16 or less"),
+        ({"connections": 2, "eager": True}, "connections is 2 and processes False, expected 1"),
+        ({"processes": True, "eager": True}, "connections is 1 and processes True, expected 1"),
+        ({"spread_wait_s": -1.0}, "spread_wait_s is -1.0, expected 0 or more"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_was_expected(
+    changed: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RetrievalSettings(**changed)
+
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("connections", [1, 16])
+def test_there_may_be_1_to_16_connections(connections: int) -> None:
+    assert RetrievalSettings(connections=connections).connections == connections
