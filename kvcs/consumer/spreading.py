@@ -108,8 +108,8 @@ def first_missing(
 ) -> Location | None:
     """Return where something is missing of a share first; None: nowhere.
 
-    Layers of which everything that is missing has been rejected do not count: they would come as
-    bad again.
+    Gaps of a layer of which everything has been rejected do not count: they would come as bad
+    again.
 
     Args:
         share: What is asked for.

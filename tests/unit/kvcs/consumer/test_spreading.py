@@ -156,11 +156,13 @@ def test_a_share_is_asked_for_from_the_first_object_that_is_missing_and_may_be_g
     found = first_missing(share, gaps_of(missing), [(K, *place) for place in rejected])
 
     mine = {place for place in missing if share.blocks is None or place[1] in share.blocks}
-    hopeful = sorted(layer for layer, block in mine - rejected)
+    hopeful = mine - rejected
     if not hopeful:
         assert found is None
     else:
-        assert found == min(place for place in mine if place[0] == hopeful[0])
+        assert found in mine
+        assert found <= min(hopeful)
+        assert found.group == min(hopeful)[0]
 
 
 def test_objects_of_another_track_that_were_rejected_do_not_count() -> None:
