@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from moqt.codepoints import StreamErrorCode
 from moqt.session.events import ObjectBegan, SubgroupOpened
-from moqt.session.localtrack import LocalObject, LocalSubgroup, Payload
+from moqt.session.localobjects import LocalObject, LocalSubgroup, Payload
 
 
 class MalformedTrack(Exception):

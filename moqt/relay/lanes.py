@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from moqt.codepoints import ObjectStatus, StreamErrorCode
 from moqt.relay.feeds import Feed, MalformedTrack, Part
 from moqt.session.events import ObjectBegan
-from moqt.session.localtrack import LocalSubgroup
+from moqt.session.localobjects import LocalSubgroup
 
 
 class Lane:

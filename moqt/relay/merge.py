@@ -29,6 +29,7 @@ from moqt.relay.awaited import Asked, Awaited
 from moqt.relay.feeds import Feed, MalformedTrack
 from moqt.relay.gaps import QUIET_S
 from moqt.relay.placing import Placing
+from moqt.session.budget import ByteBudget
 from moqt.session.commands import StreamId
 from moqt.session.coverage import FIRST, LAST, Coverage, Knowledge, before
 from moqt.session.events import (
@@ -43,7 +44,7 @@ from moqt.session.events import (
     SubgroupOpened,
     Via,
 )
-from moqt.session.localtrack import ByteBudget, LocalTrack
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.pairs import Pairs, find_property
 
 __all__ = ["QUIET_S", "Brought", "MalformedTrack", "MergedTrack"]

@@ -15,7 +15,8 @@ from moqt.relay.gaps import QUIET_S, Gaps
 from moqt.relay.lanes import Lane, LiveGroup
 from moqt.session.coverage import FIRST, LAST, Knowledge, before
 from moqt.session.events import ObjectBegan
-from moqt.session.localtrack import Held, LocalTrack, Payload, StoredSubgroup
+from moqt.session.localobjects import Held, Payload, StoredSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.pairs import find_property
 
 #: Octets that may wait, of one Subgroup, for what comes before them on slower streams. At the limit

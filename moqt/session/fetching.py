@@ -25,8 +25,9 @@ from moqt.session.events import (
     RequestRefused,
     TrackStatusAccepted,
 )
+from moqt.session.fetchflow import FetchFlow, Patience
 from moqt.session.localtrack import LocalTrack
-from moqt.session.publishing import FetchFlow, Patience, Selection
+from moqt.session.publishing import Selection
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.session.subscription import AliasDirectory

@@ -23,8 +23,10 @@ from moqt.names import FullTrackName
 from moqt.session.commands import StreamId
 from moqt.session.context import Context
 from moqt.session.events import PeerRequestEnded, PublicationEnded, PublishAccepted, RequestId
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
-from moqt.session.publishing import FetchFlow, ObjectFlow, Patience, Selection, SubgroupFlow
+from moqt.session.fetchflow import FetchFlow, Patience
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
+from moqt.session.publishing import ObjectFlow, Selection, SubgroupFlow
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, RequestStream, shortened
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.session.subscription import Input, State, advance, fill_range, replaced

@@ -11,11 +11,12 @@ import pytest
 from moqt.codepoints import GroupOrder, StreamErrorCode
 from moqt.location import Location
 from moqt.names import FullTrackName
-from moqt.session import delivery
+from moqt.session import intake
 from moqt.session.commands import ReleaseCredit
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import ObjectReceived, RequestId, SubscriptionEnded
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter
 from moqt.wire.streamtype import padding_stream
 from tests.session.lone import Lone
@@ -27,7 +28,7 @@ EARLY = 2000  # stands for RELEASE_EARLY_ABOVE, so that small Objects show what 
 
 @pytest.fixture(autouse=True)
 def _release_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "RELEASE_EARLY_ABOVE", EARLY)
+    monkeypatch.setattr(intake, "RELEASE_EARLY_ABOVE", EARLY)
 
 
 class Scenario:

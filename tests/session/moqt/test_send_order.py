@@ -17,7 +17,8 @@ from moqt.names import FullTrackName
 from moqt.session.commands import SendStreamData, StreamId
 from moqt.session.config import SessionConfig
 from moqt.session.events import ObjectReceived, RequestId, SubscribeAccepted
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.session.sendqueue import RESERVED_STREAMS, OpenStreams
 from moqt.session.streams import is_unidirectional
 from moqt.wire.filters import FillParameters, LocationFilter

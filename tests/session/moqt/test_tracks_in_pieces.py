@@ -7,6 +7,7 @@ import pytest
 from moqt.codepoints import GroupOrder, PublishDoneCode, RangeMarkerKind, StreamErrorCode
 from moqt.errors import UsageError
 from moqt.location import Location
+from moqt.session.budget import ByteBudget
 from moqt.session.commands import ResetStream, SendStreamData, StreamId
 from moqt.session.coverage import Coverage, Knowledge
 from moqt.session.events import (
@@ -19,7 +20,8 @@ from moqt.session.events import (
     SubscriptionEnded,
     Via,
 )
-from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter
 from tests.session.pair import NAME, Pair, locations, make_track, payload_of, publish_group, whole
 

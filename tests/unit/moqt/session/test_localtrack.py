@@ -8,8 +8,10 @@ from moqt.codepoints import ObjectStatus, PublishDoneCode
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
+from moqt.session.budget import ByteBudget
 from moqt.session.coverage import Knowledge
-from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 
 EOG, EOT = ObjectStatus.END_OF_GROUP, ObjectStatus.END_OF_TRACK
 
