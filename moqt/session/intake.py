@@ -122,12 +122,15 @@ class Intake:
     def consumed(self, event: ObjectReceived | ObjectPiece, owner: FetchOwner | None) -> None:
         """The application took an Object, or a piece: its octets leave the receive window."""
         if isinstance(event, ObjectPiece):
-            self._context.release(event.stream_id, len(event.data))
-        elif event.stream_id is not None:
-            self._context.release(event.stream_id, event.octets)
+            taken = len(event.data)
+            self._context.release(event.stream_id, taken)
+        else:
+            taken = len(event.payload)
+            if event.stream_id is not None:
+                self._context.release(event.stream_id, event.octets)
         if owner is None:
             return
-        owner.held -= len(event.data if isinstance(event, ObjectPiece) else event.payload)
+        owner.held -= taken
         if owner.waits_for_application and not owner.held:
             owner.waits_for_application = False
             for stream_id in owner.open_streams():

@@ -120,6 +120,7 @@ class LocalTrack:
         self._told: Location | None = None  # the Largest as somebody else knows it
         self._group_ends: dict[int, int] = {}  # of Groups that are held
         self._watchers: dict[Watcher, None] = {}
+        self._waiting: dict[Watcher, None] = {}
         self._readers: dict[TrackReader, None] = {}
         self._on_wanted: Watcher | None = None
 
@@ -377,13 +378,27 @@ class LocalTrack:
 
     # -- watching --------------------------------------------------------------------------------
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody is told of the next change."""
+        return bool(self._watchers or self._waiting)
+
     def watch(self, watcher: Watcher) -> None:
         """Have ``watcher`` called after every change, until :meth:`unwatch`."""
         self._watchers[watcher] = None
 
+    def when_changed(self, watcher: Watcher) -> None:
+        """Have ``watcher`` called once, after the next change.
+
+        For who looks for itself what there is, and asks again before it does: a reader is told
+        once of all the pieces that come before it has a look.
+        """
+        self._waiting[watcher] = None
+
     def unwatch(self, watcher: Watcher) -> None:
         """Stop calling ``watcher``."""
         self._watchers.pop(watcher, None)
+        self._waiting.pop(watcher, None)
 
     def attach(self, reader: TrackReader) -> None:
         """Keep Objects for ``reader`` until it has sent them."""
@@ -518,6 +533,10 @@ class LocalTrack:
                 self._budget.give_back(-octets)
         if not self._retain and not self._readers:
             self.trim()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for watcher in waiting:
+                watcher()
         for watcher in tuple(self._watchers):
             watcher()
 

@@ -16,8 +16,9 @@ from moqt.session.sendqueue import Rank
 from moqt.wire.filters import LocationRange, RangeFilter, passes
 from moqt.wire.subgroup import SubgroupHeader, encode_subgroup_object
 
-#: Pieces up to this many octets are joined with what goes before and after them.
-_SMALL = 1024
+#: Pieces up to this many octets are joined with what goes before and after them: to copy them costs
+#: less than to hand them over one by one.
+_SMALL = 8 * 1024
 #: Rank of the fill of a Group, and of what is live in it: fill first (MOQT, "Priorities").
 FILL_RANK, LIVE_RANK = 0, 1
 
@@ -40,6 +41,11 @@ class Selection:
             priority=subgroup.priority,
             properties=obj.properties,
         )
+
+    def wants_all_of(self, group_id: int) -> bool:
+        """Whether every Object of a Group is wanted."""
+        start, end = self.range.start, self.range.end
+        return not self.filters and start <= (group_id, 0) and (end is None or end.group > group_id)
 
     def group_rank(self, group_id: int) -> int:
         """Return the place of a Group in the Group Order, smaller first."""
@@ -117,25 +123,27 @@ class ObjectFlow:
 
     def pull(self, limit: int) -> tuple[list[SendStreamData], int]:
         """Take the next octets, about ``limit`` of them."""
-        small = bytearray()
         pieces: list[bytes | memoryview] = []
+        run: list[bytes | memoryview] = []  # small ones, which leave as one
         taken = 0
         if self.stream_id is None:
             self.stream_id = self._context.stream_ids.uni()
-            small += self._open()
-        while taken + len(small) < limit:
+            run.append(self._open())
+            taken = len(run[0])
+        while taken < limit:
             obj = self._object
             if obj is None:
                 step = self._next()
                 if step is None:
                     break
                 head, obj = step
-                small += head
+                run.append(head)
+                taken += len(head)
                 if obj is not None and obj.length:
                     self._object, self._parts, self._part, self._offset = obj, obj.parts, 0, 0
                 continue
             if self._part == len(self._parts):
-                if not small and not pieces:
+                if not taken:
                     # What shows whose stream this is has been sent.
                     if obj.dropped:  # its rest will never come
                         code = obj.cut_code
@@ -146,37 +154,39 @@ class ObjectFlow:
                         self.cut(StreamErrorCode.DELIVERY_TIMEOUT, after_delivery=True)
                         return [], 0
                 break  # the rest of a payload that is still being made
-            part = self._parts[self._part]
-            size = min(len(part) - self._offset, limit - taken - len(small))
-            piece = memoryview(part)[self._offset : self._offset + size]
-            if size <= _SMALL:
-                small += piece
-            else:
-                if small:
-                    pieces.append(bytes(small))
-                    taken += len(small)
-                    small.clear()
-                pieces.append(piece)
-                taken += size
-            self._offset += size
-            if self._offset == len(part):
-                self._part, self._offset = self._part + 1, 0
-                if self._part == len(self._parts) and obj.is_whole:
-                    self._object, self._parts = None, []
+            piece = self._take_from(obj, limit - taken)
+            taken += len(piece)
+            if len(piece) <= _SMALL:
+                run.append(piece)
+                continue
+            if run:
+                pieces.append(b"".join(run))
+                run.clear()
+            pieces.append(piece)
         if self._object is None and not self._has_next():
             self.finished = self._at_end()
-            if not self.finished and not small and not pieces:
+            if not self.finished and not taken:
                 if (code := self._cut_code()) is not None:
                     self.cut(code, after_delivery=True)
                 return [], 0
-        if small or not pieces:
-            pieces.append(bytes(small))
-            taken += len(small)
+        if run or not pieces:
+            pieces.append(b"".join(run))
         last = len(pieces) - 1
         return [
             SendStreamData(self.stream_id, piece, fin=self.finished and index == last)
             for index, piece in enumerate(pieces)
         ], taken
+
+    def _take_from(self, obj: LocalObject, room: int) -> Payload:
+        """Take octets of the payload that is being sent, ``room`` of them at most."""
+        part, offset = self._parts[self._part], self._offset
+        if len(part) - offset > room:
+            self._offset = offset + room
+            return memoryview(part)[offset : offset + room]
+        self._part, self._offset = self._part + 1, 0
+        if self._part == len(self._parts) and obj.is_whole:
+            self._object, self._parts = None, []
+        return memoryview(part)[offset:] if offset else part
 
     def cut(self, code: StreamErrorCode | int, *, after_delivery: bool = False) -> None:
         """End the stream by a reset; what it had not sent is not sent.
@@ -251,9 +261,12 @@ class SubgroupFlow(ObjectFlow):
 
     def _peek(self) -> LocalObject | None:
         subgroup, selection = self.subgroup, self.selection
+        objects, index = subgroup.objects, self.index
+        if index < len(objects) and selection.wants_all_of(subgroup.group_id):
+            return objects[index]
         start, end = selection.range.start, selection.range.end
-        while self.index < len(subgroup.objects):
-            obj = subgroup.objects[self.index]
+        while self.index < len(objects):
+            obj = objects[self.index]
             location = Location(subgroup.group_id, obj.object_id)
             if end is not None and location > end:
                 return None

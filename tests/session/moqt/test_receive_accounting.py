@@ -185,6 +185,20 @@ def test_heads_are_released_at_once_and_payloads_when_they_are_taken() -> None:
     assert peer.commands[-1] == ReleaseCredit(stream_id, 2)
 
 
+def test_the_windows_are_moved_once_for_all_that_was_taken_of_a_stream() -> None:
+    peer = Lone(Role.CLIENT)
+    peer.subscribed(7)
+    first, second = peer.uni(), peer.uni()
+    peer.data(first, bytes.fromhex("10 07 00 80 00 03 616161 00 02 6262"))
+    peer.data(second, bytes.fromhex("10 07 01 80 00 04 63636363"))
+    peer.commands.clear()
+    for event in peer.seen(ObjectReceived):
+        peer.session.consumed(event)
+    peer.drain()
+
+    assert peer.commands == [ReleaseCredit(first, 5), ReleaseCredit(second, 4)]
+
+
 def test_padding_is_released_as_it_comes() -> None:
     peer = Lone(Role.CLIENT)
     stream_id = peer.uni()

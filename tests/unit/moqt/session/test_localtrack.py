@@ -111,6 +111,30 @@ def test_a_payload_is_kept_in_its_pieces_and_not_copied(track: LocalTrack) -> No
     assert (obj.length, obj.have, obj.is_whole) == (1068, 1068, True)
 
 
+def test_who_looks_for_itself_is_told_once_until_it_asks_again(track: LocalTrack) -> None:
+    told: list[str] = []
+
+    def reader() -> None:
+        told.append("reader")
+
+    track.when_changed(reader)
+    track.when_changed(reader)
+    track.watch(lambda: told.append("watcher"))
+    subgroup = track.open_subgroup(0)
+    begun = subgroup.begin(0, 2)
+    subgroup.extend(begun, b"x")
+    assert told == ["reader", "watcher", "watcher"]
+
+    track.when_changed(reader)
+    subgroup.extend(begun, b"y")
+    assert told[3:] == ["reader", "watcher"]
+
+    track.when_changed(reader)
+    track.unwatch(reader)
+    subgroup.close()
+    assert told[5:] == ["watcher"]
+
+
 def test_watchers_are_told_of_every_change_and_may_leave_while_they_are_told(
     track: LocalTrack,
 ) -> None:
