@@ -313,7 +313,8 @@ class AioquicTransport:
                 return False
             if not datagrams:
                 return False
-            self._send(datagrams)
+            if not self._send(datagrams):
+                self._endpoint.warn_too_large(max(len(data) for data, _ in datagrams))
             if is_farewell:
                 self._farewell = datagrams
             if not connection.more_to_send:
@@ -321,13 +322,15 @@ class AioquicTransport:
             now = time.monotonic()
         return True
 
-    def _send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def _send(self, datagrams: list[tuple[bytes, Address]]) -> bool:
+        """Send; False when one of them is larger than the system takes."""
         if self._remote is not None:
             here = [data for data, address in datagrams if address == self._remote]
-            self._endpoint.send(here, None)
-        else:
-            for address, group in groupby(datagrams, itemgetter(1)):
-                self._endpoint.send([data for data, _ in group], address)
+            return self._endpoint.send(here, None)
+        taken = True
+        for address, group in groupby(datagrams, itemgetter(1)):
+            taken &= self._endpoint.send([data for data, _ in group], address)
+        return taken
 
     def _look_for_end(self) -> None:
         if self._over.is_set():
