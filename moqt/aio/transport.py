@@ -29,6 +29,8 @@ class TransportStats:
     packets_received: int
     packets_lost: int
     key_updates: int
+    datagram_octets: int | None
+    """UDP payload sent at most, as found or fixed; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

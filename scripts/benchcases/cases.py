@@ -32,7 +32,13 @@ OBJECTS_SLOPE_MIB = 1.0
 # -- goodput ---------------------------------------------------------------------------------------
 
 
-def _goodput(case: Case, place: Place, options: Options, cache: Cache, datagram: int) -> Result:
+#: What the baseline is told where the size of our datagrams is found; it finds none.
+_ETHERNET = 1452
+
+
+def _goodput(
+    case: Case, place: Place, options: Options, cache: Cache, datagram: int | None
+) -> Result:
     """Transfer a finished cache, turn about with the baseline."""
     script = baseline.script(options.checkout)
     baselines: list[dict[str, Any]] = []
@@ -44,7 +50,9 @@ def _goodput(case: Case, place: Place, options: Options, cache: Cache, datagram:
         for _ in range(options.pairs):
             if script is not None:
                 try:
-                    found = baseline.measure(script, round(cache.octets / 1e6) or 1, datagram)
+                    found = baseline.measure(
+                        script, round(cache.octets / 1e6) or 1, datagram or _ETHERNET
+                    )
                 except baseline.BaselineFailed as exc:
                     script, reason = None, f"the baseline failed: {exc}"
                 else:
@@ -96,6 +104,10 @@ def _goodput_1452(case: Case, place: Place, options: Options) -> Result:
 
 def _goodput_8900(case: Case, place: Place, options: Options) -> Result:
     return _goodput(case, place, options, Cache.of_octets(options.octets(500e6)), 8900)
+
+
+def _goodput_found(case: Case, place: Place, options: Options) -> Result:
+    return _goodput(case, place, options, Cache.of_octets(options.octets(500e6)), None)
 
 
 def _objects_6k(case: Case, place: Place, options: Options) -> Result:
@@ -340,6 +352,12 @@ CASES: dict[str, Case] = {
             "the same with datagrams of 8900 octets",
             (Target("vs_aioquic", at_least=0.7),),
             _goodput_8900,
+        ),
+        Case(
+            "goodput-found",
+            "the same with datagrams as large as the path is found to take",
+            (Target("vs_aioquic", at_least=0.7),),
+            _goodput_found,
         ),
         Case(
             "objects-6k",

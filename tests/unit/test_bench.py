@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CASES = [
-    "goodput-1452", "goodput-8900", "objects-6k", "objects-32k", "first-layer", "memory",
-    "soak-objects", "soak-publications", "slow-consumer", "relayed-1", "relayed-4", "relayed-16",
-    "first-layer-relayed", "relay-slow", "relay-soak",
+    "goodput-1452", "goodput-8900", "goodput-found", "objects-6k", "objects-32k", "first-layer",
+    "memory", "soak-objects", "soak-publications", "slow-consumer", "relayed-1", "relayed-4",
+    "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak",
 ]  # fmt: skip
 
 

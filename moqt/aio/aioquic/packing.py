@@ -61,7 +61,7 @@ class Packing(KeyUpdates, InboundStreams, OutboundStreams):
                 full = True
             if builder.packet_is_empty:
                 break
-            pacer.update_after_send(now)
+            pacer.update_after_send(now, builder._buffer.tell() + AEAD_TAG)
             if not (full or self._urgent) and (data_only or not self._bulk):
                 break
         if data_only and self._bulk:

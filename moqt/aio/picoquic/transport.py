@@ -264,6 +264,7 @@ class PicoquicTransport:
             packets_received=0,
             packets_lost=figures.get("lost", 0),
             key_updates=0,
+            datagram_octets=None,
         )
 
     async def wait_closed(self) -> None:

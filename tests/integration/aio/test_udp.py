@@ -107,6 +107,17 @@ async def moody(address: Address, *refusals: int) -> AsyncIterator[tuple[UdpEndp
 @pytest.mark.parametrize(
     ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 )
+async def test_datagrams_are_never_cut_neither_of_ipv4_nor_of_ipv6(family: int, host: str) -> None:
+    async with receiving(family, host) as (endpoint, _):
+        # Of an IPv6 socket, too: it may serve IPv4.
+        assert endpoint._sock.getsockopt(socket.IPPROTO_IP, udp._IP_MTU_DISCOVER) == 3
+        if family == socket.AF_INET6:
+            assert endpoint._sock.getsockopt(socket.IPPROTO_IPV6, udp._IPV6_MTU_DISCOVER) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
 async def test_datagrams_arrive_as_they_were_sent(family: int, host: str) -> None:
     sent = [bytes([n]) * 1200 for n in range(100)] + [b"short"]
     async with receiving(family, host) as (there, inbox):
