@@ -122,8 +122,13 @@ def shown_defaults(name: str) -> set[str]:
 def _shown(name: str, value: Any) -> str:
     match value:
         case None | ():
-            left_out = {"ca_file": "public CAs", "server_name": "the host"}
-            return (left_out | {"encodings": "every lossless one"}).get(name, "")
+            left_out = {
+                "ca_file": "public CAs",
+                "server_name": "the host",
+                "encodings": "every lossless one",
+                "max_datagram_octets": "`auto`",
+            }
+            return left_out.get(name, "")
         case bool():
             return "yes" if value else "no"
         case tuple():
