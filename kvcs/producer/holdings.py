@@ -13,7 +13,7 @@ from kvcs.producer.answers import Answers
 from kvcs.producer.publication import Publication
 from kvcs.producer.retention import Retention
 from kvcs.telemetry import Counter, Counters, LogEvent
-from moqt.session.localtrack import ByteBudget
+from moqt.session.budget import ByteBudget
 
 log = structlog.get_logger("kvcs.producer")
 

@@ -46,7 +46,9 @@ from kvcs.profile.naming import (
 from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
 from kvcs.profile.signing import ProducerKey, sign_manifest
 from moqt.codepoints import ObjectStatus, PublishDoneCode
-from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack, Payload
+from moqt.session.budget import ByteBudget
+from moqt.session.localobjects import LocalSubgroup, Payload
+from moqt.session.localtrack import LocalTrack
 
 #: Completed layers between two versions of the manifest, at most (KVCS Section 3.6).
 MAX_MANIFEST_EVERY = 8

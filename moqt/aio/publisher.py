@@ -10,6 +10,7 @@ from moqt.aio.connection import MoqtConnection, RequestHandler
 from moqt.codepoints import GroupOrder, ObjectStatus, RequestErrorCode
 from moqt.errors import UsageError
 from moqt.names import FullTrackName
+from moqt.session.budget import ByteBudget
 from moqt.session.discovery import NamespaceDirectory
 from moqt.session.events import (
     FetchReceived,
@@ -17,7 +18,8 @@ from moqt.session.events import (
     SubscribeReceived,
     TrackStatusReceived,
 )
-from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack, Payload
+from moqt.session.localobjects import LocalSubgroup, Payload
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.pairs import Pairs
 
 
@@ -103,7 +105,7 @@ class TrackPublisher(RequestHandler):
         Args:
             subgroup: Of one of these Tracks.
             object_id: See :meth:`LocalSubgroup.publish
-                <moqt.session.localtrack.LocalSubgroup.publish>`, as for the others.
+                <moqt.session.localobjects.LocalSubgroup.publish>`, as for the others.
             payload: The payload, in any number of pieces, which must never change afterwards.
             status: Anything but NORMAL has no payload.
             properties: Object Properties.

@@ -9,7 +9,7 @@ windows of the connection are shared.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from moqt.codepoints import ParameterType, PublishDoneCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed, UsageError
@@ -64,7 +64,9 @@ TrackEvent = (
     | StateNotified
 )
 #: Events that count against the receive windows until they are taken.
-_Counted = ObjectReceived | ObjectPiece
+_COUNTED = (ObjectReceived, ObjectPiece)
+#: Events of which there are many, which are handed on without a look at what else it could be.
+_MANY = frozenset({ObjectReceived, ObjectBegan, ObjectPiece})
 NamespaceEvent = NamespaceAppeared | NamespaceGone
 Sink = Callable[[TrackEvent], None]
 E = TypeVar("E", bound=Event)
@@ -146,7 +148,7 @@ class EventStream(Route, Generic[E]):
             finally:
                 self._waiter = None
         event = self._queue.popleft()
-        if isinstance(event, _Counted) and not self._released:
+        if isinstance(event, _COUNTED) and not self._released:
             self._connection.session.consumed(event)
             self._connection.wake()
         return event
@@ -165,7 +167,7 @@ class EventStream(Route, Generic[E]):
             return
         self._fall_behind(f"{MAX_WAITING_EVENTS} events wait")
         self._release()
-        if isinstance(event, _Counted):
+        if isinstance(event, _COUNTED):
             self._connection.session.consumed(event)
         self._finish()
         super().cancel()
@@ -179,7 +181,7 @@ class EventStream(Route, Generic[E]):
         if not self._released:
             self._released = True
             for event in self._queue:
-                if isinstance(event, _Counted):
+                if isinstance(event, _COUNTED):
                     self._connection.session.consumed(event)
 
     def _finish(self) -> None:
@@ -204,12 +206,18 @@ class _ObjectStream(EventStream[Any]):
         super().__init__(connection, request_id)
         self._sink = sink
 
+    def handle(self, event: Event) -> bool:
+        """Take an event of the request; return whether it was the last one."""
+        if type(event) in _MANY:
+            return self._bring(cast(TrackEvent, event))
+        return super().handle(event)
+
     def _bring(self, event: TrackEvent) -> bool:
         if self._sink is None:
             self._put(event)
         else:
             self._sink(event)
-            if isinstance(event, _Counted):
+            if isinstance(event, _COUNTED):
                 self._connection.session.consumed(event)
         return False
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from moqt.names import FullTrackName, TrackNamespace
-from moqt.session.localtrack import ByteBudget
+from moqt.session.budget import ByteBudget
 
 
 class Entry(Protocol):

@@ -9,7 +9,7 @@ from moqt.relay.cache import Cache
 from moqt.relay.neighbours import Neighbours
 from moqt.relay.options import RelayOptions
 from moqt.relay.track import RelayedTrack
-from moqt.session.localtrack import ByteBudget
+from moqt.session.budget import ByteBudget
 
 
 class Holdings:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import NewType
 
 from moqt.codepoints import SessionErrorCode, StreamErrorCode
+from moqt.values import hot_value
 
 StreamId = NewType("StreamId", int)
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class SendStreamData:
     """Append to a stream, opening it if this is its first data."""
 
@@ -40,7 +41,7 @@ class StopSending:
     code: StreamErrorCode
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class ReleaseCredit:
     """Received octets are done with: the stream's and the connection's windows may move on."""
 

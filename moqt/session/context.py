@@ -69,6 +69,9 @@ class Context:
     stream_ids: StreamIds
     timers: Timers = field(default_factory=Timers)
     commands: list[Command] = field(default_factory=list)
+    released: dict[StreamId, int] = field(default_factory=dict)
+    """Octets by which the receive windows may move on, not told to the transport yet."""
+
     events: list[Event] = field(default_factory=list)
     peer_setup: Setup | None = None
     """The peer's SETUP, once it has come."""
@@ -114,4 +117,12 @@ class Context:
     def release(self, stream_id: StreamId, octets: int) -> None:
         """Let the receive windows move on by ``octets``."""
         if octets:
-            self.commands.append(ReleaseCredit(stream_id, octets))
+            self.released[stream_id] = self.released.get(stream_id, 0) + octets
+
+    def take_commands(self) -> list[Command]:
+        """Return, and forget, what the transport must do: windows first, once for each stream."""
+        commands, self.commands = self.commands, []
+        if self.released:
+            released, self.released = self.released, {}
+            commands[:0] = [ReleaseCredit(*each) for each in released.items()]
+        return commands

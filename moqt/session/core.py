@@ -75,6 +75,8 @@ from moqt.wire.parameters import ALLOWED, Parameters, Scope
 
 R = TypeVar("R", bound=RequestStream)
 
+#: Requests of ours that Objects come for.
+_RECEIVERS = (Subscriber, OwnFetch)
 #: STOP_SENDINGs remembered that came ahead of the request they cancel.
 _EARLY_STOPS = 256
 
@@ -259,7 +261,7 @@ class Session:
         Control and request messages are never held back. Of Objects, about ``budget`` octets are
         taken, the most urgent first, from streams for which ``credit`` has room at that moment.
         """
-        yield from self._take_commands()
+        yield from self._context.take_commands()
         quantum = self.config.write_quantum
         next_uni = self._context.stream_ids.next_uni
         open_streams = self._context.open_streams
@@ -286,9 +288,9 @@ class Session:
                 open_streams.ended(stream_id)
             else:
                 open_streams.opened(stream_id, source, flow)
-            yield from self._take_commands()
+            yield from self._context.take_commands()
             yield from pieces
-        yield from self._take_commands()
+        yield from self._context.take_commands()
 
     def events(self) -> list[Event]:
         """Return, and forget, what happened since the last call."""
@@ -310,7 +312,7 @@ class Session:
         if self._terminated is not None:
             return
         request = self._requests.get(event.request_id)
-        owner = request if isinstance(request, Subscriber | OwnFetch) else None
+        owner = request if isinstance(request, _RECEIVERS) else None
         self._delivery.consumed(event, owner)
 
     # -- verbs: our requests ---------------------------------------------------------------------
@@ -981,10 +983,6 @@ class Session:
                 self._open_peer_request(waiting)
             self._delivery.setup_done()
 
-    def _take_commands(self) -> list[Command]:
-        commands, self._context.commands = self._context.commands, []
-        return commands
-
     def _goaway_due(self) -> None:
         count = sum(not request.over for request in self._requests.values())
         if count:
@@ -1011,7 +1009,7 @@ class Session:
         for request in self._requests.values():
             if isinstance(request, PeerRequest | Publisher) and not request.over:
                 request.stopped_by_peer()
-        self._context.commands.clear()
+        self._context.take_commands()  # what is not done by now is not worth doing
         if close:
             self._context.commands.append(CloseSession(code, reason))
         self._context.emit(self._terminated)

@@ -21,6 +21,7 @@ from moqt.codepoints import (
 from moqt.location import Location
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.commands import StreamId
+from moqt.values import hot_value
 from moqt.wire.messages.request import Redirect
 from moqt.wire.messages.setup import Setup
 from moqt.wire.pairs import Pairs
@@ -234,7 +235,7 @@ class TracksEnded:
 # -- Objects -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_value(kw_only=True)
 class ObjectReceived:
     """A whole Object arrived on a subscription, a fill or a FETCH.
 
@@ -282,7 +283,7 @@ class SubgroupOpened:
     has_properties: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_value(kw_only=True)
 class ObjectBegan:
     """The header of an Object is here; ``length`` octets of payload follow as ObjectPieces.
 
@@ -303,7 +304,7 @@ class ObjectBegan:
     length: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_value(kw_only=True)
 class ObjectPiece:
     """The next octets of the Object that began last on the stream.
 

@@ -25,8 +25,9 @@ from moqt.session.events import (
     RequestRefused,
     TrackStatusAccepted,
 )
+from moqt.session.fetchflow import FetchFlow, Patience
 from moqt.session.localtrack import LocalTrack
-from moqt.session.publishing import FetchFlow, Patience, Selection
+from moqt.session.publishing import Selection
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.session.subscription import AliasDirectory
@@ -259,7 +260,7 @@ class PeerFetch(PeerRequest):
                 track_properties=track.properties if include else (),
             )
         )
-        track.watch(self.track_changed)
+        track.when_changed(self.track_changed)
         self._queue.wake(self)
         self.mark_answered()
 
@@ -283,8 +284,10 @@ class PeerFetch(PeerRequest):
     def candidate(self, admit: Admission) -> Flow | None:
         """Return the one flow, if it may send."""
         flow, track = self._flow, self._track
-        if flow is not None and track is not None and track.is_malformed:
-            flow.give_up(StreamErrorCode.MALFORMED_TRACK)  # (MOQT, "Malformed Tracks")
+        if flow is not None and track is not None:
+            track.when_changed(self.track_changed)
+            if track.is_malformed:
+                flow.give_up(StreamErrorCode.MALFORMED_TRACK)  # (MOQT, "Malformed Tracks")
         self.has_waiting = flow is not None and flow.has_data()
         if flow is None:
             return None
@@ -300,7 +303,7 @@ class PeerFetch(PeerRequest):
         return flow if self.has_waiting and admit(flow) else None
 
     def track_changed(self) -> None:
-        """An Object that was still arriving has more."""
+        """The Track has more. Told once, until it is looked at again."""
         self._queue.wake(self)
         if self._context.wake is not None:
             self._context.wake()

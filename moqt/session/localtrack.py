@@ -8,8 +8,9 @@ look for themselves.
 What is never changed here: an Object that was published, the end of a Group, the end of the Track.
 
 Whoever passes a Track on has it in pieces. What one stream of its publisher carries is one
-:class:`LocalSubgroup`, also where a Subgroup goes on after a reset; what came for the past, in any
-order, is in a :class:`StoredSubgroup`; and what is known of the rest is the Track's ``coverage``.
+:class:`~moqt.session.localobjects.LocalSubgroup`, also where a Subgroup goes on after a reset; what
+came for the past, in any order, is in a :class:`~moqt.session.localobjects.StoredSubgroup`; and
+what is known of the rest is the Track's ``coverage``.
 """
 
 import sys
@@ -18,330 +19,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moqt.codepoints import (
-    MAX_VI64,
-    GroupOrder,
-    ObjectStatus,
-    PublishDoneCode,
-    StreamErrorCode,
-)
+from moqt.codepoints import GroupOrder, ObjectStatus, PublishDoneCode, StreamErrorCode
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
+from moqt.session.budget import ByteBudget
 from moqt.session.coverage import FIRST, LAST, Coverage, Knowledge, Run, before
+from moqt.session.localobjects import (
+    Held,
+    LocalObject,
+    LocalSubgroup,
+    StoredSubgroup,
+    check_id,
+    check_priority,
+    object_id_of,
+)
 from moqt.wire.pairs import Pairs, encode_pairs
 
-Payload = bytes | memoryview
 Watcher = Callable[[], None]
-
-
-class ByteBudget:
-    """Counts payload octets held by any number of Tracks, against a limit.
-
-    Nothing here blocks: a publisher that wants to wait for room registers with ``when_room``.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._waiting: list[Watcher] = []
-
-    @property
-    def has_room(self) -> bool:
-        """Whether an Object may be added now. The last one added may pass the limit."""
-        return self.used < self.limit
-
-    def take(self, octets: int) -> None:
-        """Count octets that are held from now on."""
-        self.used += octets
-
-    def give_back(self, octets: int) -> None:
-        """Count octets that are held no longer, and tell those who wait once there is room."""
-        self.used -= octets
-        if self.has_room and self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for watcher in waiting:
-                watcher()
-
-    def when_room(self, watcher: Watcher) -> None:
-        """Have ``watcher`` called once, the next time octets are given back and there is room."""
-        self._waiting.append(watcher)
-
-
-class LocalObject:
-    """One published Object. ``parts`` together are the payload, as far as it has been given."""
-
-    __slots__ = (
-        "cut_code", "dropped", "have", "length", "object_id", "parts", "properties", "status",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        object_id: int,
-        length: int,
-        parts: list[Payload],
-        status: ObjectStatus,
-        properties: Pairs,
-    ) -> None:
-        self.object_id = object_id
-        self.length = length
-        self.parts = parts
-        self.have = sum(map(len, parts))
-        self.status = status
-        self.properties = properties
-        self.dropped = False
-        """Its payload was let go, or its rest will not come."""
-
-        self.cut_code: StreamErrorCode | int | None = None
-        """What the streams that carry a part of it are reset with, if its rest will not come."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every octet of the payload has been given."""
-        return self.have == self.length
-
-
-class LocalSubgroup:
-    """The Objects of one Subgroup, in ascending order. Made by :meth:`LocalTrack.open_subgroup`.
-
-    One that was cut goes on as another of the same IDs; see :meth:`resume`. Objects are only ever
-    added at the end, so that a cursor into ``objects`` stays where it is.
-    """
-
-    __slots__ = (
-        "_floor",
-        "_track",
-        "closed",
-        "cut_code",
-        "first_object",
-        "freed",
-        "group_id",
-        "has_properties",
-        "holds_end_of_group",
-        "objects",
-        "priority",
-        "subgroup_id",
-    )
-
-    def __init__(
-        self,
-        track: "LocalTrack",
-        group_id: int,
-        subgroup_id: int,
-        priority: int,
-        *,
-        holds_end_of_group: bool,
-        has_properties: bool,
-        first_object: bool = True,
-        floor: int = 0,
-    ) -> None:
-        self._track = track
-        self._floor = floor
-        self.group_id = group_id
-        self.subgroup_id = subgroup_id
-        self.priority = priority
-        self.holds_end_of_group = holds_end_of_group
-        self.has_properties = has_properties
-        self.first_object = first_object
-        """Its first Object is the first that was ever published in the Subgroup."""
-
-        self.objects: list[LocalObject] = []
-        self.closed = False
-        self.cut_code: StreamErrorCode | int | None = None
-        """What its streams are reset with, once it was cut."""
-
-        self.freed = 0
-        """Objects from the front whose payload was let go."""
-
-    def publish(
-        self,
-        object_id: int,
-        *payload: Payload,
-        status: ObjectStatus = ObjectStatus.NORMAL,
-        properties: Pairs = (),
-    ) -> None:
-        """Publish one whole Object.
-
-        Args:
-            object_id: Larger than every Object ID published in this Subgroup.
-            payload: The payload, in any number of pieces, which are kept and not copied: they
-                must never change afterwards.
-            status: Anything but NORMAL goes with an empty payload and marks an end.
-            properties: Object Properties; only if the Subgroup was opened ``has_properties``.
-
-        Raises:
-            UsageError: If the order, the Subgroup's state or the status forbids it. Nothing
-                was published.
-        """
-        length = sum(map(len, payload))
-        if status is not ObjectStatus.NORMAL and (length or properties):
-            raise UsageError(f"an Object with status {status.name} has no payload or properties")
-        self._append(object_id, length, list(payload), status, properties)
-
-    def begin(self, object_id: int, length: int, *, properties: Pairs = ()) -> LocalObject:
-        """Publish an Object whose payload of ``length`` octets is still being made.
-
-        Subscribers receive what there is; :meth:`extend` adds the rest.
-        """
-        return self._append(object_id, length, [], ObjectStatus.NORMAL, properties)
-
-    def extend(self, obj: LocalObject, payload: Payload) -> None:
-        """Add octets to an Object that was begun.
-
-        Raises:
-            UsageError: If that is more than the length it was begun with, or the Object was cut,
-                or the Track ended.
-        """
-        self._track.check_open()
-        self._extend(obj, payload)
-
-    def _extend(self, obj: LocalObject, payload: Payload) -> None:
-        if obj.cut_code is not None:
-            raise UsageError(f"Object {obj.object_id} was given up")
-        if obj.have + len(payload) > obj.length:
-            raise UsageError(f"{obj.have + len(payload)} octets for an Object of {obj.length}")
-        obj.parts.append(payload)
-        obj.have += len(payload)
-        self._track.changed(len(payload))
-
-    def close(self) -> None:
-        """No further Object will be published in this Subgroup.
-
-        Raises:
-            UsageError: If its last Object is not whole.
-        """
-        if self.objects and not self.objects[-1].is_whole:
-            raise UsageError(f"Object {self.objects[-1].object_id} is not whole")
-        self.closed = True
-        self._track.changed(0)
-
-    def cut(self, code: StreamErrorCode | int) -> None:
-        """The rest of this Subgroup will not come, at least not in this place.
-
-        What is whole is still sent; then its streams are reset with ``code``. An Object that is
-        not whole is let go, does not count as the Largest any more, and its streams are reset
-        where they are, fetch streams too; in the Track's coverage its Location is UNKNOWN then,
-        unless it is PENDING. What else was missed is for the caller to mark. Nothing happens if
-        the Subgroup is closed.
-        """
-        if self.closed:
-            return
-        self.closed, self.cut_code = True, code
-        octets = 0
-        if self.objects and not self.objects[-1].is_whole:
-            octets = self._track.discard(self, self.objects.pop(), code)
-        self._track.changed(-octets)
-
-    def resume(self, object_id: int) -> "LocalSubgroup":
-        """Go on with a Subgroup that was cut, from ``object_id`` on: on new streams.
-
-        Raises:
-            UsageError: If it was not cut, has been resumed, or ``object_id`` is not past what is
-                there; if the Track has ended.
-        """
-        return self._track.resume(self, object_id)
-
-    def _append(
-        self,
-        object_id: int,
-        length: int,
-        parts: list[Payload],
-        status: ObjectStatus,
-        properties: Pairs,
-    ) -> LocalObject:
-        if self.closed:
-            raise UsageError(f"subgroup {self.subgroup_id} of group {self.group_id} is closed")
-        if object_id < self._floor:
-            raise UsageError(f"Object {object_id} in a Subgroup that goes on from {self._floor}")
-        if self.objects:
-            last = self.objects[-1]
-            if object_id <= last.object_id:
-                raise UsageError(f"Object {object_id} after Object {last.object_id}")
-            if not last.is_whole:
-                raise UsageError(f"Object {object_id} while Object {last.object_id} is not whole")
-        if properties and not self.has_properties:
-            raise UsageError("the Subgroup was opened without properties")
-        _check_id("Object", object_id)
-        encode_pairs(properties)  # what cannot be sent is refused here, not by every session
-        self._track.check_location(Location(self.group_id, object_id), status)
-        obj = LocalObject(object_id, length, parts, status, properties)
-        self.objects.append(obj)
-        self._track.published(self, obj)
-        return obj
-
-
-class StoredSubgroup(LocalSubgroup):
-    """Objects of the past of one Subgroup. Made by :meth:`LocalTrack.store_subgroup`.
-
-    They may come in any order and below what is live, any number of them unfinished at once; only
-    fills and fetches are served with them. It stays open for as long as the Track is.
-    """
-
-    __slots__ = ()
-
-    def extend(self, obj: LocalObject, payload: Payload) -> None:
-        """Add octets to an Object that was begun; also when the Track has ended.
-
-        Raises:
-            UsageError: If that is more than the length it was begun with, or it was given up.
-        """
-        self._extend(obj, payload)
-
-    def close(self) -> None:
-        """Refused: more of the past may come at any time."""
-        raise UsageError("a StoredSubgroup is not closed")
-
-    def cut(self, code: StreamErrorCode | int) -> None:
-        """Refused: one Object at a time is given up, see :meth:`give_up`."""
-        raise UsageError("a StoredSubgroup is not cut")
-
-    def give_up(self, obj: LocalObject, code: StreamErrorCode | int) -> None:
-        """The rest of an Object that was begun will not come: fetch streams that carry a part of
-        it are reset with ``code``.
-        """  # noqa: D205  # one sentence
-        if obj.is_whole or obj.dropped:
-            return
-        self.objects.remove(obj)
-        self._track.changed(-self._track.discard(self, obj, code))
-
-    def _append(
-        self,
-        object_id: int,
-        length: int,
-        parts: list[Payload],
-        status: ObjectStatus,
-        properties: Pairs,
-    ) -> LocalObject:
-        if status is not ObjectStatus.NORMAL:
-            raise UsageError(f"{status.name} is not stored: it is known by what is absent")
-        _check_id("Object", object_id)
-        encode_pairs(properties)
-        self._track.check_past(Location(self.group_id, object_id))
-        obj = LocalObject(object_id, length, parts, status, properties)
-        insort(self.objects, obj, key=_object_id)
-        self._track.stored(obj)
-        return obj
-
-
-def _object_id(obj: LocalObject) -> int:
-    return obj.object_id
-
-
-def _check_id(what: str, number: int) -> None:
-    if not 0 <= number <= MAX_VI64:
-        raise UsageError(f"{what} ID {number} is not 0 to 2**64 - 1")
-
-
-def _check_priority(subgroup: LocalSubgroup, priority: int) -> None:
-    if subgroup.priority != priority:
-        raise UsageError(
-            f"subgroup {subgroup.subgroup_id} of group {subgroup.group_id} "
-            f"has priority {subgroup.priority}, not {priority}"
-        )
-
-
-#: An Object that is held, and where.
-Held = tuple[LocalSubgroup, LocalObject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,10 +116,12 @@ class LocalTrack:
         self._recent: list[LocalSubgroup] = []  # in order of opening; the front may be let go
         self._groups: dict[int, list[LocalSubgroup]] = {}
         self._group_ids: list[int] = []  # the keys of _groups, ascending
+        self._stored: dict[tuple[int, int], StoredSubgroup] = {}  # by Group ID and Subgroup ID
         self._stored_groups: set[int] = set()
         self._told: Location | None = None  # the Largest as somebody else knows it
         self._group_ends: dict[int, int] = {}  # of Groups that are held
         self._watchers: dict[Watcher, None] = {}
+        self._waiting: dict[Watcher, None] = {}
         self._readers: dict[TrackReader, None] = {}
         self._on_wanted: Watcher | None = None
 
@@ -465,14 +162,14 @@ class LocalTrack:
                 be sent.
         """
         self.check_open()
-        _check_id("Group", group_id)
-        _check_id("Subgroup", subgroup_id)
+        check_id("Group", group_id)
+        check_id("Subgroup", subgroup_id)
         if not 0 <= priority <= 255:
             raise UsageError(f"publisher priority {priority}, expected 0 to 255")
         for other in self._siblings(group_id, subgroup_id):
             if not isinstance(other, StoredSubgroup):
                 raise UsageError(f"subgroup {subgroup_id} of group {group_id} exists")
-            _check_priority(other, priority)
+            check_priority(other, priority)
         subgroup = LocalSubgroup(
             self,
             group_id,
@@ -520,17 +217,20 @@ class LocalTrack:
         Raises:
             UsageError: If the Subgroup has another priority, or a number is none that can be sent.
         """
-        _check_id("Group", group_id)
-        _check_id("Subgroup", subgroup_id)
+        if (stored := self._stored.get((group_id, subgroup_id))) is not None:
+            check_priority(stored, priority)
+            return stored
+        check_id("Group", group_id)
+        check_id("Subgroup", subgroup_id)
         if not 0 <= priority <= 255:
             raise UsageError(f"publisher priority {priority}, expected 0 to 255")
         for other in self._siblings(group_id, subgroup_id):
-            _check_priority(other, priority)
-            if isinstance(other, StoredSubgroup):
-                return other
+            check_priority(other, priority)
         stored = StoredSubgroup(
             self, group_id, subgroup_id, priority, holds_end_of_group=False, has_properties=True
         )
+        self._stored[group_id, subgroup_id] = stored
+        self._stored_groups.add(group_id)
         self._enter(stored)
         return stored
 
@@ -567,8 +267,6 @@ class LocalTrack:
             else:
                 self._group_ids.append(group_id)
         self._groups[group_id].append(subgroup)
-        if isinstance(subgroup, StoredSubgroup):
-            self._stored_groups.add(group_id)
 
     def end(self, code: PublishDoneCode = PublishDoneCode.TRACK_ENDED, reason: str = "") -> None:
         """No further Object will be published. The second call changes nothing.
@@ -601,7 +299,7 @@ class LocalTrack:
         octets = 0
         for subgroup, obj in objects:
             position = places.get(subgroup)
-            index = bisect_left(subgroup.objects, obj.object_id, key=_object_id)
+            index = bisect_left(subgroup.objects, obj.object_id, key=object_id_of)
             if not obj.dropped and (
                 not obj.is_whole
                 or (
@@ -645,7 +343,9 @@ class LocalTrack:
         subgroups = self._groups.get(group_id, [])
         for subgroup in subgroups:
             objects = subgroup.objects
-            at = bisect_left(objects, object_id, key=_object_id) if object_id else 0
+            if not objects or objects[-1].object_id < object_id:
+                continue
+            at = bisect_left(objects, object_id, key=object_id_of) if object_id else 0
             merged += [(subgroup, obj) for obj in objects[at : at + limit]]
         if len(subgroups) > 1:
             merged.sort(key=lambda pair: pair[1].object_id)
@@ -677,18 +377,32 @@ class LocalTrack:
         for group_id in reversed(self._group_ids):
             for _, obj in reversed(self.objects_of(group_id)):
                 if obj.status is ObjectStatus.NORMAL:
-                    return Location(group_id, obj.object_id)
+                    return obj.location
         return None
 
     # -- watching --------------------------------------------------------------------------------
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody is told of the next change."""
+        return bool(self._watchers or self._waiting)
 
     def watch(self, watcher: Watcher) -> None:
         """Have ``watcher`` called after every change, until :meth:`unwatch`."""
         self._watchers[watcher] = None
 
+    def when_changed(self, watcher: Watcher) -> None:
+        """Have ``watcher`` called once, after the next change.
+
+        For who looks for itself what there is, and asks again before it does: a reader is told
+        once of all the pieces that come before it has a look.
+        """
+        self._waiting[watcher] = None
+
     def unwatch(self, watcher: Watcher) -> None:
         """Stop calling ``watcher``."""
         self._watchers.pop(watcher, None)
+        self._waiting.pop(watcher, None)
 
     def attach(self, reader: TrackReader) -> None:
         """Keep Objects for ``reader`` until it has sent them."""
@@ -777,13 +491,11 @@ class LocalTrack:
         self.revision += 1
         self.changed(obj.have)
 
-    def discard(
-        self, subgroup: LocalSubgroup, obj: LocalObject, code: StreamErrorCode | int
-    ) -> int:
-        """Forget an Object that is not whole, gone from ``subgroup``; return its octets."""
+    def discard(self, obj: LocalObject, code: StreamErrorCode | int) -> int:
+        """Forget an Object that is not whole, gone from its Subgroup; return its octets."""
         obj.dropped, obj.cut_code, obj.parts = True, code, []
         self.revision += 1
-        location = Location(subgroup.group_id, obj.object_id)
+        location = obj.location
         if self.coverage is not None and self.coverage[location] is Knowledge.COMPLETE:
             self.coverage.mark(location, location, Knowledge.UNKNOWN)
         if self.largest == location:
@@ -802,15 +514,15 @@ class LocalTrack:
     def _let_go(self) -> Location | None:
         return None if self.lost_before is None else before(self.lost_before)
 
-    def published(self, subgroup: LocalSubgroup, obj: LocalObject) -> None:
-        """Note a new Object of ``subgroup``."""
-        location = Location(subgroup.group_id, obj.object_id)
+    def published(self, obj: LocalObject) -> None:
+        """Note a new Object."""
+        location = obj.location
         if self.largest is None or location > self.largest:
             self.largest = location
         if obj.status is ObjectStatus.END_OF_TRACK:
             self.end_of_track = True
         if obj.status is ObjectStatus.END_OF_GROUP:
-            self._group_ends[subgroup.group_id] = obj.object_id
+            self._group_ends[location.group] = obj.object_id
         self.changed(obj.have)
 
     def changed(self, octets: int) -> None:
@@ -823,6 +535,10 @@ class LocalTrack:
                 self._budget.give_back(-octets)
         if not self._retain and not self._readers:
             self.trim()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for watcher in waiting:
+                watcher()
         for watcher in tuple(self._watchers):
             watcher()
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from moqt.codepoints import ObjectStatus
 from moqt.location import Location
 
+#: At hand, since it is asked for with each Object: members of an Enum are looked up slowly.
+_NORMAL = ObjectStatus.NORMAL
+
 
 @dataclass(slots=True)
 class _Group:
@@ -32,6 +35,7 @@ class TrackShape:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._groups: OrderedDict[int, _Group] = OrderedDict()
+        self._touched: tuple[int, _Group] = -1, _Group()  # the one touched last
         self._end: Location | None = None
 
     def object_received(
@@ -44,7 +48,7 @@ class TrackShape:
     ) -> str | None:
         """Note an Object; return why it makes the Track malformed, or None."""
         group = self._group(location.group)
-        is_end_marker = status is not ObjectStatus.NORMAL
+        is_end_marker = status is not _NORMAL
         past_track = self._end is not None and location >= self._end
         if past_track and not (is_end_marker and location == self._end):
             return f"Object {location} past the End of Track at {self._end}"
@@ -57,12 +61,12 @@ class TrackShape:
                 return (
                     f"Object {location} has priority {priority}, Subgroup {subgroup_id} had {known}"
                 )
+        if not is_end_marker:
+            group.largest = max(group.largest, location.object)
+            return None
         if status is ObjectStatus.END_OF_TRACK:
             return self.track_ends_at(location)
-        if status is ObjectStatus.END_OF_GROUP:
-            return self.group_ends_at(location)
-        group.largest = max(group.largest, location.object)
-        return None
+        return self.group_ends_at(location)
 
     def group_ends_at(self, location: Location) -> str | None:
         """Note that nothing exists in the Group from ``location`` on."""
@@ -88,6 +92,8 @@ class TrackShape:
         return None
 
     def _group(self, group_id: int) -> _Group:
+        if group_id == self._touched[0]:
+            return self._touched[1]
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = _Group()
@@ -95,4 +101,5 @@ class TrackShape:
                 self._groups.popitem(last=False)
         else:
             self._groups.move_to_end(group_id)
+        self._touched = group_id, group
         return group

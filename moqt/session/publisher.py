@@ -23,8 +23,10 @@ from moqt.names import FullTrackName
 from moqt.session.commands import StreamId
 from moqt.session.context import Context
 from moqt.session.events import PeerRequestEnded, PublicationEnded, PublishAccepted, RequestId
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
-from moqt.session.publishing import FetchFlow, ObjectFlow, Patience, Selection, SubgroupFlow
+from moqt.session.fetchflow import FetchFlow, Patience
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
+from moqt.session.publishing import ObjectFlow, Selection, SubgroupFlow
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, RequestStream, shortened
 from moqt.session.sendqueue import Admission, Flow, SendQueue
 from moqt.session.subscription import Input, State, advance, fill_range, replaced
@@ -119,10 +121,12 @@ class Publisher(RequestStream):
 
     def candidate(self, admit: Admission) -> Flow | None:
         """Return the most urgent flow that may send."""
-        if self.over or self._track is None:
+        track = self._track
+        if self.over or track is None:
             return None
-        self._adopt_new_subgroups(self._track)
-        if self._track.is_malformed:
+        track.when_changed(self.track_changed)
+        self._adopt_new_subgroups(track)
+        if track.is_malformed:
             self._cut_all(StreamErrorCode.MALFORMED_TRACK)
         self.has_waiting = False
         best: ObjectFlow | None = None
@@ -142,16 +146,17 @@ class Publisher(RequestStream):
                 self.has_waiting = True
                 if admit(fill) and (best is None or fill.rank() < best.rank()):
                     best = fill
-        self._retire(self._track)
+        self._retire(track)
         return best
 
     def track_changed(self) -> None:
-        """The Track has more, or has ended."""
-        if self._held_updates and self._track is not None and not self._track.is_asleep:
-            held, self._held_updates = self._held_updates, deque()
-            for update_id, message in held:
-                if not self.over:
-                    self.update_received(update_id, message)
+        """The Track has more, or has ended. Told once, until it is looked at again."""
+        track = self._track
+        if self._held_updates and track is not None:
+            if track.is_asleep:
+                track.when_changed(self.track_changed)
+            else:
+                self._answer_held_updates()
         self._queue.wake(self)
         if self._context.wake is not None:
             self._context.wake()
@@ -215,7 +220,14 @@ class Publisher(RequestStream):
         if limit and len(held) >= limit:
             raise TooManyRequestUpdates(f"{len(held) + 1} unanswered updates, limit {limit}")
         held.append((update_id, message))
+        track.when_changed(self.track_changed)
         track.want()
+
+    def _answer_held_updates(self) -> None:
+        held, self._held_updates = self._held_updates, deque()
+        for update_id, message in held:
+            if not self.over:
+                self.update_received(update_id, message)
 
     def refuse_update(self, code: RequestErrorCode, reason: str) -> None:
         """Answer REQUEST_ERROR, and end the subscription UPDATE_FAILED."""
@@ -271,7 +283,7 @@ class Publisher(RequestStream):
         self._position = track.opened
         self._adopt_open_subgroups()
         self._open_fill(self.request_id, parameters.get(P.FILL_PARAMETERS))
-        track.watch(self.track_changed)
+        track.when_changed(self.track_changed)
         track.attach(self)
         self._queue.wake(self)
 

@@ -12,6 +12,7 @@ from moqt.codepoints import MAX_VI64, GroupOrder, RangeMarkerKind, StreamType
 from moqt.codepoints import FetchFlag as F
 from moqt.errors import ProtocolError, UsageError
 from moqt.location import Location
+from moqt.values import hot_value
 from moqt.wire.objects import ObjectReader
 from moqt.wire.pairs import Properties, encode_object_properties
 from moqt.wire.subgroup import encode_priority
@@ -50,7 +51,7 @@ class FetchHeader:
         return cls(request_id), at
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class FetchObject:
     """One Object of a fetch stream. Its status is always Normal."""
 
@@ -153,12 +154,12 @@ class FetchWriter:
         """Return the flags and fields that say where the Object is."""
         prior = self._prior
         group, object_ = location
+        if prior is not None and group == prior.group and object_ == prior.object + 1 <= MAX_VI64:
+            return 0, []
         self._check_order(location)
         if prior is None:
             delta = group
         elif group == prior.group:
-            if object_ == prior.object + 1:
-                return 0, []
             return F.OBJECT_ID_DELTA, [encode_vi64(object_ - prior.object)]
         else:
             delta = (prior.group - group if self._descending else group - prior.group) - 1
@@ -222,6 +223,9 @@ class FetchReader(ObjectReader[FetchObject | RangeMarker]):
         if (got := decode_vi64(data, offset)) is None:
             return None
         flags, at = got
+        prior = self._prior
+        if not flags and prior is not None and self._priority is not None:
+            return self._read_next(prior, data, at)
         if flags > _FLAGS:
             return self._read_marker(flags, data, at)
         group_delta = object_delta = explicit = priority = None
@@ -260,6 +264,19 @@ class FetchReader(ObjectReader[FetchObject | RangeMarker]):
         self._check_size(octets + length)
         self._prior, self._subgroup_id, self._priority = location, subgroup_id, priority
         self._datagram, self._properties, self._marker = datagram, properties, None
+        self._length = length
+        return at
+
+    def _read_next(self, prior: Location, data: bytes | bytearray, at: int) -> int | None:
+        """Read an Object that says nothing but its length, as most do: it is the next one."""
+        if (got := decode_vi64(data, at)) is None:
+            return None
+        length, at = got
+        self._check_size(length)
+        if prior.object == MAX_VI64:
+            raise ProtocolError(f"an Object after {prior}: outside 0 to 2**64 - 1")
+        self._prior, self._subgroup_id = Location(prior.group, prior.object + 1), 0
+        self._datagram, self._properties, self._marker = False, (), None
         self._length = length
         return at
 

@@ -10,10 +10,10 @@ thirty times per Object. Three rules keep that cheap:
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from moqt.errors import ObjectTooLarge, ProtocolError
+from moqt.values import hot_value
 from moqt.wire.pairs import Properties, decode_object_properties
 from moqt.wire.varint import decode_vi64
 
@@ -25,7 +25,7 @@ _HEADER_OCTETS: Final = 64
 _SMALL_OCTETS: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class Begun(Generic[T]):
     """An Object whose header is all here, and whose payload follows in pieces."""
 

@@ -105,6 +105,8 @@ def decode_track_properties(r: Reader) -> Properties:
 
 def find_property(properties: Properties, number: int) -> int | bytes | None:
     """Return the first value of a type, in the open list or else among the immutable ones."""
+    if not properties:
+        return None
     return next(iter(property_values(properties, number)), None)
 
 

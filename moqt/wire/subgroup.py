@@ -9,6 +9,7 @@ from typing import Final, Self
 from moqt.codepoints import MAX_VI64, ObjectStatus
 from moqt.codepoints import SubgroupFlag as F
 from moqt.errors import ProtocolError, UsageError
+from moqt.values import hot_value
 from moqt.wire.objects import ObjectReader
 from moqt.wire.pairs import Properties, encode_object_properties
 from moqt.wire.varint import Octets, decode_vi64, encode_vi64
@@ -149,7 +150,7 @@ def encode_subgroup_object(
     return head if payload_length else head + encode_vi64(status)
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class SubgroupObject:
     """One Object of a subgroup stream."""
 

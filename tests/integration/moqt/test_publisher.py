@@ -22,7 +22,7 @@ from moqt.codepoints import RequestErrorCode
 from moqt.errors import RequestRejected, UsageError
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.events import NamespaceAppeared, NamespaceGone, ObjectReceived
-from moqt.session.localtrack import LocalSubgroup
+from moqt.session.localobjects import LocalSubgroup
 from moqt.wire.filters import LocationFilter
 
 pytestmark = pytest.mark.network

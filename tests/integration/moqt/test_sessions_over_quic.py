@@ -414,7 +414,7 @@ async def test_a_publish_is_refused_or_times_out(certificates: CertificateFiles)
 
     assert refused.value.code == RequestErrorCode.UNINTERESTED
     assert unsupported.value.code == RequestErrorCode.NOT_SUPPORTED
-    assert not track._watchers
+    assert not track.is_watched
 
 
 async def test_tracks_under_a_prefix_are_published_or_skipped(bench: Bench) -> None:

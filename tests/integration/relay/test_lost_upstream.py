@@ -28,7 +28,8 @@ from moqt.session.events import (
     RangeMarked,
     SubgroupClosed,
 )
-from moqt.session.localtrack import LocalObject, LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalObject, LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter
 from tests.integration.kvcs.scene import (
     BLOCKS,

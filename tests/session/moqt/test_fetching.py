@@ -16,6 +16,7 @@ from moqt.codepoints import (
 )
 from moqt.codepoints import ParameterType as P
 from moqt.location import Location
+from moqt.session.budget import ByteBudget
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import (
     FetchAccepted,
@@ -31,7 +32,7 @@ from moqt.session.events import (
     TrackStatusAccepted,
     Via,
 )
-from moqt.session.localtrack import ByteBudget, LocalTrack
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter, RangeFilter
 from moqt.wire.messages.fetch import Fetch, FetchOk
 from moqt.wire.messages.request import RequestError, RequestOk, RequestUpdate

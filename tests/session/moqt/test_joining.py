@@ -16,7 +16,8 @@ from moqt.session.events import (
     SubscriptionEnded,
     Via,
 )
-from moqt.session.localtrack import LocalObject, LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalObject, LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter
 from tests.session.pair import NAME, Pair, locations, make_track, payload_of, publish_group, whole
 

@@ -353,7 +353,7 @@ def test_a_refused_publish_ends_its_streams_and_leaves_nothing() -> None:
     assert (refused.code, refused.reason) == (RequestErrorCode.UNINTERESTED, "no")
     assert received(pair) == []
     assert pair.server.take(PublicationEnded) == []
-    assert not track._watchers
+    assert not track.is_watched
     assert not track._readers
     assert pair.leave_behind() == []
 
@@ -392,7 +392,7 @@ def test_the_subscriber_cancels_and_the_publisher_resets_every_stream() -> None:
     assert len(pair.client.take(SubscriptionEnded)) == 0
     streams = [pair.server.outgoing[s] for s in pair.data_streams(pair.server)]
     assert [stream.reset is not None for stream in streams] == [True]
-    assert not track._watchers
+    assert not track.is_watched
     assert pair.leave_behind() == []
 
 
@@ -460,7 +460,7 @@ def test_a_stop_may_overtake_the_answer(answer: RequestOk | RequestError) -> Non
     else:
         assert [e.code for e in peer.seen(RequestRefused)] == [RequestErrorCode.UNINTERESTED]
     assert peer.session.open_requests == 0
-    assert not track._watchers
+    assert not track.is_watched
 
 
 def test_the_fin_of_a_subscriber_is_no_cancel() -> None:
@@ -481,12 +481,12 @@ def test_the_end_of_the_session_lets_go_of_the_track() -> None:
     pair = Pair()
     track = LocalTrack(NAME)
     offered(pair, track, answers=False)
-    assert track._watchers
+    assert track.is_watched
 
     pair.server.session.close()
     pair.settle()
 
-    assert not track._watchers
+    assert not track.is_watched
     assert not track._readers
 
 
@@ -517,7 +517,7 @@ def test_an_endpoint_that_is_gone_or_told_to_go_publishes_nothing() -> None:
     with pytest.raises(UsageError):
         pair.server.session.publish(track)
 
-    assert not track._watchers
+    assert not track.is_watched
 
 
 def test_one_alias_for_two_tracks_closes_as_soon_as_it_is_published() -> None:

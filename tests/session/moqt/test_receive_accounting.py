@@ -11,11 +11,12 @@ import pytest
 from moqt.codepoints import GroupOrder, StreamErrorCode
 from moqt.location import Location
 from moqt.names import FullTrackName
-from moqt.session import delivery
+from moqt.session import intake
 from moqt.session.commands import ReleaseCredit
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import ObjectReceived, RequestId, SubscriptionEnded
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import LocationFilter
 from moqt.wire.streamtype import padding_stream
 from tests.session.lone import Lone
@@ -27,7 +28,7 @@ EARLY = 2000  # stands for RELEASE_EARLY_ABOVE, so that small Objects show what 
 
 @pytest.fixture(autouse=True)
 def _release_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "RELEASE_EARLY_ABOVE", EARLY)
+    monkeypatch.setattr(intake, "RELEASE_EARLY_ABOVE", EARLY)
 
 
 class Scenario:
@@ -182,6 +183,20 @@ def test_heads_are_released_at_once_and_payloads_when_they_are_taken() -> None:
     peer.session.consumed(peer.seen(ObjectReceived)[1])
     peer.drain()
     assert peer.commands[-1] == ReleaseCredit(stream_id, 2)
+
+
+def test_the_windows_are_moved_once_for_all_that_was_taken_of_a_stream() -> None:
+    peer = Lone(Role.CLIENT)
+    peer.subscribed(7)
+    first, second = peer.uni(), peer.uni()
+    peer.data(first, bytes.fromhex("10 07 00 80 00 03 616161 00 02 6262"))
+    peer.data(second, bytes.fromhex("10 07 01 80 00 04 63636363"))
+    peer.commands.clear()
+    for event in peer.seen(ObjectReceived):
+        peer.session.consumed(event)
+    peer.drain()
+
+    assert peer.commands == [ReleaseCredit(first, 5), ReleaseCredit(second, 4)]
 
 
 def test_padding_is_released_as_it_comes() -> None:

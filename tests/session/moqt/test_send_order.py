@@ -23,7 +23,8 @@ from moqt.session.events import (
     RequestId,
     SubscribeAccepted,
 )
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.session.sendqueue import RESERVED_STREAMS, OpenStreams
 from moqt.session.streams import is_unidirectional
 from moqt.wire.filters import FillParameters, LocationFilter
@@ -304,6 +305,23 @@ def test_the_budget_and_the_credit_of_a_stream_are_kept() -> None:
         assert octets <= most + 64  # the head of an Object is not cut
 
     assert session.has_data_waiting
+
+
+def test_small_objects_leave_as_one_piece_and_a_large_one_is_not_copied() -> None:
+    pair = Pair(server=SessionConfig(write_quantum=1 << 16))
+    [track] = serving(pair, "a")
+    subgroup, large = track.open_subgroup(0), bytes(1 << 15)
+    for object_id in range(4):
+        subgroup.publish(object_id, b"h" * 68, bytes(3000))
+    subgroup.publish(4, large)
+    small, whole = (
+        command.data
+        for command in pair.server.session.data_to_send()
+        if isinstance(command, SendStreamData)
+    )
+
+    assert len(small) > 4 * 3068
+    assert whole is large
 
 
 def test_a_fin_and_small_objects_make_progress_with_the_smallest_budget() -> None:

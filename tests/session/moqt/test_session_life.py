@@ -232,7 +232,7 @@ def test_the_end_comes_once_and_last_whoever_closes() -> None:
         assert (ended.code, ended.by_peer) == (SessionErrorCode.INTERNAL_ERROR, by_peer)
         assert ended.reason == "é" * 512
         assert end.session.terminated == ended
-    assert track._watchers == {}
+    assert not track.is_watched
     assert track._readers == {}
 
 

@@ -20,7 +20,8 @@ from moqt.session.events import (
     UpdateRefused,
     Via,
 )
-from moqt.session.localtrack import LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter
 from moqt.wire.messages.request import RequestUpdate
 from moqt.wire.parameters import Parameters

@@ -21,7 +21,9 @@ from kvcs.profile.payload import Block
 from kvcs.profile.signing import ProducerKey, verify_manifest
 from moqt.codepoints import ObjectStatus, PublishDoneCode
 from moqt.location import Location
-from moqt.session.localtrack import ByteBudget, LocalObject, LocalSubgroup, LocalTrack
+from moqt.session.budget import ByteBudget
+from moqt.session.localobjects import LocalObject, LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 
 SCOPE = ScopeKey(bytes(range(32)))
 LAYERS, BLOCK_TOKENS, BLOCKS = 12, 4, 3

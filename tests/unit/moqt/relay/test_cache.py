@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from moqt.names import FullTrackName
 from moqt.relay.cache import Cache
-from moqt.session.localtrack import ByteBudget
+from moqt.session.budget import ByteBudget
 
 MANY = 1000
 

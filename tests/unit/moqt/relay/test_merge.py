@@ -12,6 +12,7 @@ from moqt.codepoints import (
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.relay.merge import QUIET_S, MalformedTrack, MergedTrack
+from moqt.session.budget import ByteBudget
 from moqt.session.commands import StreamId
 from moqt.session.coverage import FIRST, Knowledge
 from moqt.session.events import (
@@ -24,7 +25,7 @@ from moqt.session.events import (
     SubgroupOpened,
     Via,
 )
-from moqt.session.localtrack import ByteBudget, LocalObject
+from moqt.session.localobjects import LocalObject
 from moqt.wire.pairs import Pairs
 
 NAME = FullTrackName.of("a", "track")

@@ -16,6 +16,7 @@ from moqt.codepoints import ObjectStatus, PublishDoneCode
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.relay.merge import Brought, MergedTrack
+from moqt.session.budget import ByteBudget
 from moqt.session.commands import StreamId
 from moqt.session.events import (
     FetchEnded,
@@ -27,7 +28,7 @@ from moqt.session.events import (
     SubgroupOpened,
     Via,
 )
-from moqt.session.localtrack import ByteBudget, StoredSubgroup
+from moqt.session.localobjects import StoredSubgroup
 
 NAME = FullTrackName.of("a", "track")
 REQUEST = RequestId(0)

@@ -14,8 +14,9 @@ from moqt.session.config import Role, SessionConfig
 from moqt.session.context import Context
 from moqt.session.coverage import FIRST, LAST, Coverage, Knowledge, before
 from moqt.session.events import RequestId
+from moqt.session.fetchflow import FetchFlow
 from moqt.session.localtrack import LocalTrack
-from moqt.session.publishing import FetchFlow, Selection
+from moqt.session.publishing import Selection
 from moqt.session.streams import StreamIds
 from moqt.wire.fetchstream import FetchHeader, FetchObject, FetchReader, RangeMarker
 from moqt.wire.filters import LocationRange

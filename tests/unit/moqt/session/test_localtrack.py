@@ -8,8 +8,10 @@ from moqt.codepoints import ObjectStatus, PublishDoneCode
 from moqt.errors import UsageError
 from moqt.location import Location
 from moqt.names import FullTrackName
+from moqt.session.budget import ByteBudget
 from moqt.session.coverage import Knowledge
-from moqt.session.localtrack import ByteBudget, LocalSubgroup, LocalTrack
+from moqt.session.localobjects import LocalSubgroup
+from moqt.session.localtrack import LocalTrack
 
 EOG, EOT = ObjectStatus.END_OF_GROUP, ObjectStatus.END_OF_TRACK
 
@@ -107,6 +109,45 @@ def test_a_payload_is_kept_in_its_pieces_and_not_copied(track: LocalTrack) -> No
     assert obj.parts[0] is head
     assert obj.parts[1] is data
     assert (obj.length, obj.have, obj.is_whole) == (1068, 1068, True)
+
+
+def test_an_object_that_has_become_whole_is_one_piece_for_who_reads_it_from_then_on(
+    track: LocalTrack,
+) -> None:
+    subgroup = track.open_subgroup(0)
+    begun = subgroup.begin(0, 6)
+    subgroup.extend(begun, b"ab")
+    inside = begun.parts
+    subgroup.extend(begun, memoryview(b"cd"))
+    assert begun.parts == [b"ab", b"cd"]
+    subgroup.extend(begun, b"ef")
+
+    assert begun.parts == [b"abcdef"]
+    assert inside == [b"ab", b"cd", b"ef"]
+
+
+def test_who_looks_for_itself_is_told_once_until_it_asks_again(track: LocalTrack) -> None:
+    told: list[str] = []
+
+    def reader() -> None:
+        told.append("reader")
+
+    track.when_changed(reader)
+    track.when_changed(reader)
+    track.watch(lambda: told.append("watcher"))
+    subgroup = track.open_subgroup(0)
+    begun = subgroup.begin(0, 2)
+    subgroup.extend(begun, b"x")
+    assert told == ["reader", "watcher", "watcher"]
+
+    track.when_changed(reader)
+    subgroup.extend(begun, b"y")
+    assert told[3:] == ["reader", "watcher"]
+
+    track.when_changed(reader)
+    track.unwatch(reader)
+    subgroup.close()
+    assert told[5:] == ["watcher"]
 
 
 def test_watchers_are_told_of_every_change_and_may_leave_while_they_are_told(
