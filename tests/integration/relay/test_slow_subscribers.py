@@ -216,10 +216,10 @@ async def test_who_stands_still_in_the_past_keeps_nobody_from_what_there_is_no_r
     certificates: CertificateFiles, way: str, ended: bool
 ) -> None:
     pinned, wanted = LocalTrack(NAME), make_track(3, name=FullTrackName.of("other", "track"))
-    publish_group(pinned, 0, 20, octets=50_000)
+    publish_group(pinned, 0, 60, octets=50_000)
     if ended:
         pinned.end()
-    options = RelayOptions(cache_octets=900_000, linger_s=0, stall_s=0.1)
+    options = RelayOptions(cache_octets=2_900_000, linger_s=0, stall_s=0.1)
     async with (
         asyncio.timeout(PATIENCE_S),
         relaying(certificates, options=options) as stage,
