@@ -88,6 +88,16 @@ def parse_octets(text: object) -> object:
     return int(match[1]) * _UNITS[match[2].lower()]
 
 
+def parse_datagram(value: object) -> object:
+    """Read a size of datagrams in octets; ``auto`` is None, which has it found."""
+    text = str(value).strip()
+    if value is None or text == "auto":
+        return None
+    if not text.isdecimal() or not 1200 <= int(text) <= 16_000:
+        raise ValueError("expected auto, or octets from 1200 to 16000")
+    return int(text)
+
+
 def parse_list(text: object) -> object:
     """Read several values separated by commas, as environment variables have them."""
     if isinstance(text, str):
@@ -111,6 +121,7 @@ def parse_uris(value: object) -> object:
 
 
 AddressSetting = Annotated[Address, BeforeValidator(parse_address)]
+DatagramSetting = Annotated[int | None, BeforeValidator(parse_datagram)]
 OctetsSetting = Annotated[int, BeforeValidator(parse_octets)]
 UriSetting = Annotated[str, BeforeValidator(parse_uri)]
 UrisSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_uris)]
@@ -156,11 +167,10 @@ class Settings(BaseSettings):
         default=None,
         description="what carries QUIC, aioquic if left out; picoquic needs kvcs[picoquic]",
     )
-    max_datagram_octets: int = Field(
-        default=1200,
-        ge=1200,
-        le=16_000,
-        description="UDP payload sent at most; the path must take it",
+    max_datagram_octets: DatagramSetting = Field(
+        default=None,
+        description="UDP payload sent at most, 1200 to 16000, which the path must take; auto, the "
+        "default: what it is found to take",
     )
     connection_window: OctetsSetting = Field(
         default=16 << 20,
@@ -650,6 +660,9 @@ def _help(field: FieldInfo | None) -> str:
 
 def _metavar(field: FieldInfo) -> str:
     kinds = _kinds(field.annotation)
+    readers = [m.func for m in field.metadata if isinstance(m, BeforeValidator)]
+    if parse_datagram in readers:
+        return "auto|N"
     if Address in kinds:
         return "HOST:PORT"
     if Path in kinds:
@@ -658,9 +671,7 @@ def _metavar(field: FieldInfo) -> str:
         return "|".join(get_args(field.annotation))
     if int in kinds:
         return "N"
-    if field.metadata and any(
-        isinstance(m, BeforeValidator) and m.func is parse_uris for m in field.metadata
-    ):
+    if parse_uris in readers:
         return "URI"
     return "SECONDS" if float in kinds else "TEXT"
 

@@ -62,8 +62,9 @@ class Setting:
     """Of the K tensor of one block in one layer, which is the Data of an Object where the codec is
     ``raw``."""
 
-    datagram_octets: int
-    """UDP payload sent at most, by the end that is known best: the producer, else this one."""
+    datagram_octets: int | None
+    """UDP payload sent at most, by the end that is known best: the producer, else this one; None
+    where the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,7 @@ class Measurement(Setting):
         carried = [max(one.datagrams_sent, one.datagrams) for one in retrieved]
         # An engine that does not count what comes chooses the size of datagrams itself.
         is_counted = all(one.datagrams for one in retrieved)
+        size = setting.datagram_octets
         sent = sum(one.datagrams_sent for one in retrieved)
         gb = len(retrieved) * octets / 1e9
         return cls(
@@ -155,9 +157,7 @@ class Measurement(Setting):
             first_layer_s=median(one.first_layer_s for one in retrieved),
             per_layer_s=median(gaps),
             data_to_cache=median(one.data_octets / octets for one in retrieved),
-            wire_to_cache=(
-                median(carried) * setting.datagram_octets / octets if is_counted else None
-            ),
+            wire_to_cache=median(carried) * size / octets if is_counted and size else None,
             cpu_s_per_gb=sum(one.cpu_s for one in retrieved) / gb,
             producer_cpu_s_per_gb=None if producer_cpu_s is None else producer_cpu_s / gb,
             rtt_s=rtt_s,
@@ -206,6 +206,7 @@ _WORDS: Mapping[Any, str] = {
     str: "text",
     bool: "true or false",
     int: "a whole number above 0",
+    int | None: "a whole number above 0, or null",
     float: "a number, 0 or more",
     float | None: "a number, 0 or more, or null",
 }
@@ -216,10 +217,10 @@ _ABOVE_ZERO = frozenset({"mb_per_s", "mb_per_s_least", "mb_per_s_most", "steady_
 def _fits(name: str, kind: Any, found: object) -> bool:
     if kind in (str, bool):
         return type(found) is kind
-    if kind is int:
-        return type(found) is int and found > 0
     if found is None:
-        return bool(kind == float | None)
+        return kind in (int | None, float | None)
+    if kind in (int, int | None):
+        return type(found) is int and found > 0
     if not isinstance(found, int | float) or isinstance(found, bool):
         return False
     # No number at all is not JSON, but some write it; it is not below anything.

@@ -210,8 +210,9 @@ def show(measured: Measurement) -> None:
     """Print a measurement for people."""
     m, none = measured, "not known here"
     kept = "lossless" if m.lossless else "lossy"
+    size = "unknown" if m.datagram_octets is None else f"{m.datagram_octets:,}"
     lines = {
-        "link": f"{m.uri} over {m.engine}, datagrams of {m.datagram_octets:,} octets",
+        "link": f"{m.uri} over {m.engine}, datagrams of {size} octets",
         "cache": f"{m.model}: {m.cache_octets / 1e6:,.1f} MB, {m.layers} layers, {m.tokens:,} "
         f"tokens, objects of {m.object_octets:,} octets, {m.codec} ({kept})",
         "goodput": f"{m.mb_per_s:,.1f} MB/s verified, steady {m.steady_mb_per_s:,.1f}; "

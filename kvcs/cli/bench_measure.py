@@ -40,7 +40,7 @@ class Served:
 
     datagrams: int
     lost: int
-    datagram_octets: int
+    datagram_octets: int | None
     cpu_s: float
     """Of its process, from its start."""
 
@@ -96,6 +96,7 @@ class Bench:
             [np.ones((cache.tokens, *shape[1:]), layout.dtype) for _ in range(layout.layers)]
             for shape in (layout.k_shape, layout.v_shape)
         )
+        self._datagram_octets: int | None = settings.max_datagram_octets
 
     async def run(self) -> Measurement:
         """Measure until the time is over, or the deadline has passed.
@@ -147,9 +148,7 @@ class Bench:
             tokens=cache.tokens,
             cache_octets=cache.octets,
             object_octets=layout.k_octets,
-            datagram_octets=(
-                settings.max_datagram_octets if served is None else served.datagram_octets
-            ),
+            datagram_octets=(self._datagram_octets if served is None else served.datagram_octets),
         )
 
     async def _round_trip(self) -> float:
@@ -219,6 +218,11 @@ class Bench:
                 f"{exc}; {len(ready_s)} of {layers} layers came: make --mb smaller, or "
                 "--deadline-s larger"
             ) from None
+        # Of those that this end sends: it looks for the size on the same path.
+        self._datagram_octets = max(
+            (one.datagram_octets for one in stats if one.datagram_octets is not None),
+            default=self._settings.max_datagram_octets,
+        )
         came, sent = (
             sum(getattr(one, name) for one in stats)
             for name in ("packets_received", "packets_expected")

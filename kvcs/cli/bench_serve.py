@@ -162,7 +162,7 @@ async def _watch(connection: MoqtConnection, settings: BenchSettings, output: Ou
         peer=str(Address(*connection.peer_address)),
         datagrams=stats.packets_sent,
         lost=stats.packets_lost,
-        datagram_octets=settings.max_datagram_octets,
+        datagram_octets=stats.datagram_octets or settings.max_datagram_octets,
         rtt_ms=round(stats.smoothed_rtt_s * 1e3, 3),
         cpu_s=round(time.process_time(), 3),
     )

@@ -30,8 +30,9 @@ class QuicSettings:
         ValueError: If a value is out of its range; the message names it.
     """
 
-    max_datagram_octets: int = 1200
-    """UDP payload sent at most, 1200 to 16000. The path must take it: nothing probes for it."""
+    max_datagram_octets: int | None = None
+    """UDP payload sent at most. None: the largest that the path takes, found by probing, within
+    1200 to 16000. A number of that range fixes it, and the path must take it."""
 
     connection_window: int = 16 << 20
     """Octets that may have arrived and not been consumed, over all streams."""
@@ -60,9 +61,10 @@ class QuicSettings:
     """What carries it; None: the default one, ``aioquic``."""
 
     def __post_init__(self) -> None:
-        if not 1200 <= self.max_datagram_octets <= 16_000:
+        octets = self.max_datagram_octets
+        if octets is not None and not 1200 <= octets <= 16_000:
             # The length of a STREAM frame is written in two octets, which cannot say more.
-            raise ValueError(f"max_datagram_octets is {self.max_datagram_octets}, not 1200..16000")
+            raise ValueError(f"max_datagram_octets is {octets}, not 1200..16000, nor None")
         if self.stream_window < 1 << 16 or self.connection_window < self.stream_window:
             raise ValueError(
                 f"stream_window {self.stream_window} must be 65536 or more and not above "

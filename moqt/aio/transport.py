@@ -31,6 +31,8 @@ class TransportStats:
     """Those that the peer has sent, by the highest number that came; 0 if that is not known."""
     packets_lost: int
     key_updates: int
+    datagram_octets: int | None
+    """UDP payload sent at most, as found or fixed; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import structlog
@@ -26,6 +27,14 @@ UDP_GRO = 104
 
 #: Octets asked for in each direction; the system may grant less.
 SOCKET_BUFFER = 4 << 20
+
+#: With less, bursts are lost that the path would have carried, and people are told.
+ENOUGH_BUFFER = 1 << 20
+
+#: From ``asm-generic/socket.h``: as SO_SNDBUF and SO_RCVBUF, for who may go beyond the limits of
+#: the system.
+SO_SNDBUFFORCE = 32
+SO_RCVBUFFORCE = 33
 
 #: Octets of datagrams kept while the socket takes none. More are dropped, which QUIC repairs.
 SEND_BACKLOG = 4 << 20
@@ -46,6 +55,9 @@ _NO_SEGMENTATION = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL,
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER = 10, 23
 _PMTUDISC_PROBE = 3
 _IS_LINUX = hasattr(socket, "SO_BINDTODEVICE")
+
+#: Whether a datagram arrives whole or not at all, so that what passes tells of the path.
+FORBIDS_FRAGMENTS = _IS_LINUX
 
 
 class DatagramReceiver(Protocol):
@@ -93,8 +105,8 @@ def _prepared(family: int, attach: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+        _widen(sock, socket.SO_SNDBUF, SO_SNDBUFFORCE, "net.core.wmem_max")
+        _widen(sock, socket.SO_RCVBUF, SO_RCVBUFFORCE, "net.core.rmem_max")
         _forbid_fragments(sock)
         attach(sock)
     except BaseException:
@@ -103,14 +115,43 @@ def _prepared(family: int, attach: Any) -> socket.socket:
     return sock
 
 
+def _widen(sock: socket.socket, option: int, force: int, limit: str) -> None:
+    """Ask for a buffer of :data:`SOCKET_BUFFER`; say which ``limit`` is in the way, if one is."""
+    try:
+        if not _IS_LINUX:
+            raise OSError(errno.ENOPROTOOPT, "known to Linux alone")
+        sock.setsockopt(socket.SOL_SOCKET, force, SOCKET_BUFFER)
+    except OSError:
+        sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+    granted = _granted(sock, option)
+    if granted < ENOUGH_BUFFER:
+        _tell_small_buffer(limit, granted)
+
+
+def _granted(sock: socket.socket, option: int) -> int:
+    octets = sock.getsockopt(socket.SOL_SOCKET, option)
+    return octets // 2 if _IS_LINUX else octets  # which doubles it, for its own records
+
+
+@cache
+def _tell_small_buffer(limit: str, granted: int) -> None:
+    """Say once what was granted: it will be the same for the next socket."""
+    log.info(
+        "small socket buffer, bursts may be lost",
+        granted=granted,
+        wanted=SOCKET_BUFFER,
+        help=f"sysctl -w {limit}={SOCKET_BUFFER}",
+    )
+
+
 def _forbid_fragments(sock: socket.socket) -> None:
     """QUIC datagrams must not be fragmented (RFC 9000 Section 14)."""
-    if not _IS_LINUX:
+    if not FORBIDS_FRAGMENTS:
         return
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
-    else:
-        sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+    # An IPv6 socket may serve IPv4, too, and then this one counts.
+    sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -169,11 +210,16 @@ class UdpEndpoint:
         return address
 
     @property
+    def receive_buffer(self) -> int:
+        """Octets that the system keeps for us while we are busy, about."""
+        return _granted(self._sock, socket.SO_RCVBUF)
+
+    @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._sock.fileno() < 0
 
-    def send(self, datagrams: Sequence[bytes], address: Address | None) -> None:
+    def send(self, datagrams: Sequence[bytes], address: Address | None) -> bool:
         """Send ``datagrams`` in order, now or as soon as the socket takes them.
 
         What the network refuses is lost, as it might be on the way.
@@ -181,28 +227,41 @@ class UdpEndpoint:
         Args:
             datagrams: UDP payloads.
             address: Where to; None on a connected socket.
+
+        Returns:
+            False when one of them was refused, and lost, because it is larger than the path takes,
+            as far as this machine knows. Of those that wait for the socket nobody is told.
         """
         if self.closed:
-            return
+            return True
         if self._waiting:
             self._keep(datagrams, address)
-            return
-        sent = 0
+            return True
+        sent, taken = 0, True
         for run in runs(datagrams) if self._segments else _each(datagrams):
             try:
                 self._send_run(run, address)
             except (BlockingIOError, InterruptedError):
                 self._keep(datagrams[sent:], address)
                 self._loop.add_writer(self._sock, self._writable)
-                return
+                return taken
             except OSError as error:
                 if len(run) > 1 and error.errno in _NO_SEGMENTATION:
-                    self._segments = False
-                    log.debug("segmented sends refused", error=error.strerror)
-                    self.send(datagrams[sent:], address)
-                    return
-                self._note_refused(error, len(run[0]))
+                    return self._send_singly(datagrams[sent:], address, error) and taken
+                self._watch_again()
+                taken &= error.errno != errno.EMSGSIZE
+                if isinstance(error, ConnectionRefusedError):
+                    # The answer to an earlier datagram; not told at once, since the receiver is
+                    # sending.
+                    self._loop.call_soon(self._receiver.error_received, error)
             sent += len(run)
+        return taken
+
+    def warn_too_large(self, octets: int) -> None:
+        """Tell people, once, that datagrams of a size that they chose are refused."""
+        if not self._oversize_told:
+            self._oversize_told = True
+            log.warning("datagram is larger than the path takes", octets=octets)
 
     def close(self) -> None:
         """Stop receiving and close the socket. Datagrams still kept are lost."""
@@ -228,6 +287,7 @@ class UdpEndpoint:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
+            self._watch_again()
             self._receiver.error_received(error)
             return True
         size = max(len(data), 1)
@@ -241,18 +301,33 @@ class UdpEndpoint:
         control = []
         if len(run) > 1:
             control = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("H", len(run[0])))]
-        if address is None:
-            self._sock.sendmsg(run, control)
-        else:
-            self._sock.sendmsg(run, control, 0, address)
+        to = () if address is None else (0, address)
+        try:
+            self._sock.sendmsg(run, control, *to)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            # Perhaps a router has returned an earlier datagram, which the system tells once and
+            # then takes this one.
+            self._watch_again()
+            self._sock.sendmsg(run, control, *to)
 
-    def _note_refused(self, error: OSError, octets: int) -> None:
-        if error.errno == errno.EMSGSIZE and not self._oversize_told:
-            self._oversize_told = True
-            log.warning("datagram is larger than the path takes", octets=octets)
-        elif isinstance(error, ConnectionRefusedError):
-            # The answer to an earlier datagram; not told at once, since the receiver is sending.
-            self._loop.call_soon(self._receiver.error_received, error)
+    def _watch_again(self) -> None:
+        """Go on watching the socket: uvloop 0.23 ceases to when it has an error to report."""
+        self._loop.remove_reader(self._sock)
+        self._loop.add_reader(self._sock, self._readable)
+
+    def _send_singly(
+        self, datagrams: Sequence[bytes], address: Address | None, error: OSError
+    ) -> bool:
+        """Do without segmented sends, unless the size of the datagrams was what is refused."""
+        self._segments = False
+        taken = self.send(datagrams, address)
+        if taken:
+            log.debug("segmented sends refused", error=error.strerror)
+        else:
+            self._segments = True
+        return taken
 
     def _keep(self, datagrams: Sequence[bytes], address: Address | None) -> None:
         octets = sum(map(len, datagrams))

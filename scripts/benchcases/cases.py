@@ -35,7 +35,13 @@ OBJECTS_SLOPE_MIB = 1.0
 # -- goodput ---------------------------------------------------------------------------------------
 
 
-def _goodput(case: Case, place: Place, options: Options, cache: Cache, datagram: int) -> Result:
+#: What the baseline is told where the size of our datagrams is found; it finds none.
+_ETHERNET = 1452
+
+
+def _goodput(
+    case: Case, place: Place, options: Options, cache: Cache, datagram: int | None
+) -> Result:
     """Transfer a finished cache, turn about with the baseline."""
     script = baseline.script(options.checkout)
     reason = None if script is not None else baseline.missing()
@@ -45,7 +51,7 @@ def _goodput(case: Case, place: Place, options: Options, cache: Cache, datagram:
         if script is None:
             return {}
         try:
-            found = baseline.aioquic(script, cache.octets, datagram)
+            found = baseline.aioquic(script, cache.octets, datagram or _ETHERNET)
         except baseline.BaselineFailed as exc:
             script, reason = None, str(exc)
             return {}
@@ -100,6 +106,10 @@ def _goodput_1452(case: Case, place: Place, options: Options) -> Result:
 
 def _goodput_8900(case: Case, place: Place, options: Options) -> Result:
     return _goodput(case, place, options, Cache.of_octets(options.octets(500e6)), 8900)
+
+
+def _goodput_found(case: Case, place: Place, options: Options) -> Result:
+    return _goodput(case, place, options, Cache.of_octets(options.octets(500e6)), None)
 
 
 def _objects_6k(case: Case, place: Place, options: Options) -> Result:
@@ -340,6 +350,12 @@ CASES: dict[str, Case] = {
             (Target("vs_aioquic", at_least=1.4),),
             _goodput_8900,
             pairs=5,
+        ),
+        Case(
+            "goodput-found",
+            "the same with datagrams as large as the path is found to take",
+            (Target("vs_aioquic", at_least=0.7),),
+            _goodput_found,
         ),
         Case(
             "objects-6k",

@@ -63,7 +63,7 @@ class ProducerEnd(Role):
         self,
         place: Place,
         *,
-        datagram: int = 1452,
+        datagram: int | None = 1452,
         ttl_s: float = 3600.0,
         store_octets: int = 4 << 30,
         manifest_every: int = MAX_MANIFEST_EVERY,
@@ -217,13 +217,18 @@ class RelayEnd(Role):
 
     Args:
         place: See :class:`Role`.
-        datagram: UDP payload sent at most.
+        datagram: UDP payload sent at most; None has it found.
         upstream: Port of the relay to ask at.
         options: See :class:`RelayOptions`.
     """
 
     def __init__(
-        self, place: Place, *, datagram: int = 1452, upstream: int | None = None, **options: Any
+        self,
+        place: Place,
+        *,
+        datagram: int | None = 1452,
+        upstream: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(place)
         self._quic = QuicSettings(max_datagram_octets=datagram, engine=engine())
@@ -275,7 +280,7 @@ class ConsumerEnd(Role):
     """A consumer. Everything it takes is verified, against signed manifests."""
 
     def __init__(
-        self, place: Place, *, port: int, datagram: int = 1452, stream_window: int = 8 << 20
+        self, place: Place, *, port: int, datagram: int | None = 1452, stream_window: int = 8 << 20
     ) -> None:
         super().__init__(place)
         self._uri = f"moqt://127.0.0.1:{port}/"

@@ -6,6 +6,7 @@ drives it without its asyncio package, and replaces what does not fit:
 * packets full of stream data are built and taken apart here, a batch at a time;
 * receive windows follow what the application consumed, not what arrived;
 * control and request streams leave before data streams, and data in the order it was written;
+* datagrams are as large as the path is found to take;
 * the pacer cannot stall, and the congestion window grows only while that brings more;
 * keys are updated before the AEAD's limit, idle connections are kept alive.
 

@@ -9,7 +9,8 @@ The connection is put together from classes of which each changes for one reason
         Unpacking             datagrams to frames
         DataPackets           whole packets of stream data
           Packing             frames to datagrams; serves both kinds of streams
-          Connection          all of it, and what the transport may ask
+            Probing           how large datagrams are
+              Connection      all of it, and what the transport may ask
 """
 
 from typing import Any

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from aioquic.quic.configuration import QuicConfiguration
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from moqt.aio.aioquic.pathmtu import BASE
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ClientTls, ServerTls, load_cas, load_identity
 
@@ -60,6 +61,6 @@ def _configuration(
     configuration.idle_timeout = settings.idle_timeout_s
     configuration.max_data = settings.connection_window
     configuration.max_stream_data = settings.stream_window
-    configuration.max_datagram_size = settings.max_datagram_octets
+    configuration.max_datagram_size = settings.max_datagram_octets or BASE
     configuration.max_datagram_frame_size = MAX_DATAGRAM_FRAME
     return configuration

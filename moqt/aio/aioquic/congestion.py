@@ -1,6 +1,7 @@
 """Congestion and loss: aioquic's algorithms, corrected.
 
-The pacer cannot stall, and the congestion window grows only while that brings more.
+The pacer cannot stall, and the congestion window grows only while that brings more. Datagrams may
+become larger and smaller meanwhile.
 """
 
 import math
@@ -19,6 +20,7 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
 from aioquic.tls import Epoch
 
+from moqt.aio.aioquic.pathmtu import BASE, PathMtu
 from moqt.aio.settings import QuicSettings
 
 ONE_RTT = Epoch.ONE_RTT
@@ -32,6 +34,17 @@ QUEUE_S = 0.025
 
 #: Seconds after which the least RTT is measured anew; it counts for as long again.
 RTT_EPOCH_S = 60.0
+
+
+def initial_window(octets: int) -> int:
+    """Return what may be on its way before anything is known of a path (RFC 9002 Section 7.2).
+
+    aioquic 1.7.2 always takes ten datagrams, which is right up to those of Ethernet.
+
+    Args:
+        octets: The size of a datagram.
+    """
+    return min(10 * octets, max(14_720, 2 * octets))
 
 
 class DataPacket:
@@ -71,31 +84,59 @@ class _ModestWindow:
     aioquic 1.7.2 grows it with every acknowledgement. So an application that sends little ends up
     with a window that allows a burst no path can take (RFC 9002 Section 7.8). And one that sends
     much fills whatever queue the path has, although everything urgent then stands behind it: a
-    queue of :data:`QUEUE_S` keeps the path as busy as a longer one.
+    queue of :data:`QUEUE_S` keeps the path as busy as a longer one. Between neighbours the only
+    queue is the receiver's socket buffer, which loses what it cannot hold.
     """
 
     bytes_in_flight: int
     congestion_window: int
     ssthresh: int | None
     in_flight_at_ack = 0
+    #: The size of packets whose arrival is worth knowing, and the last such packet.
+    watched_octets = math.inf
+    witness = -1
     #: How long what is sent waits on its way, by the quickest packet of the last round trip.
     queue_s = 0.0
+    #: What a socket buffer holds. On a path too short for pacing all of the window may meet in one.
+    buffer_octets = math.inf
+    _is_short = False
     _floors = (math.inf, math.inf)  # least RTT of this epoch, and of the one before
     _epoch_end = 0.0
     _round_least = math.inf
     _round_end = 0.0
 
-    def on_packet_acked(self, *, now: float, packet: QuicSentPacket | DataPacket) -> None:
-        window = self.congestion_window
-        super().on_packet_acked(now=now, packet=packet)  # type: ignore[misc]
-        if self.congestion_window > window and (
-            self.in_flight_at_ack * 2 < window or self.queue_s > QUEUE_S
-        ):
-            self.congestion_window = window
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)  # type: ignore[call-arg]
+        self.congestion_window = initial_window(max_datagram_size)
+
+    def resize(self, octets: int) -> None:
+        """Go on with datagrams of another size. The window never shrinks by it.
+
+        It holds two datagrams at least, and while it never had to give way, what it would have
+        begun with (RFC 9002 Section 7.2).
+        """
+        self._max_datagram_size = octets
+        least = 2 * octets if self.ssthresh is not None else initial_window(octets)
+        self.congestion_window = max(self.congestion_window, least)
+
+    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        if packet.sent_bytes >= self.watched_octets:
+            self.witness = packet.packet_number
+        self._take_acked(now, packet)
 
     def on_data_acked(self, now: float, packet: DataPacket, packets: int) -> None:
         """Take ``packets`` that were sent at one time for one, the sum of them."""
-        self.on_packet_acked(now=now, packet=packet)
+        self._take_acked(now, packet)
+
+    def _take_acked(self, now: float, packet: QuicSentPacket | DataPacket) -> None:
+        window = self.congestion_window
+        super().on_packet_acked(now=now, packet=packet)  # type: ignore[misc]
+        if self.congestion_window > window and (
+            self.in_flight_at_ack * 2 < window
+            or self.queue_s > QUEUE_S
+            or (self._is_short and window >= self.buffer_octets)
+        ):
+            self.congestion_window = window
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         super().on_rtt_measurement(now=now, rtt=rtt)  # type: ignore[misc]
@@ -109,6 +150,7 @@ class _ModestWindow:
             self._round_least = rtt
         if now >= self._round_end:
             self.queue_s = self._round_least - min(least, before)
+            self._is_short = min(least, before) < PACING_FLOOR_S
             self._round_least = math.inf
             self._round_end = now + rtt
             if self.queue_s > QUEUE_S and self.ssthresh is None:
@@ -122,12 +164,22 @@ class Reno(_ModestWindow, RenoCongestionControl):
 class Cubic(_ModestWindow, CubicCongestionControl):
     """CUBIC (RFC 9438)."""
 
+    def reset(self) -> None:
+        """Begin anew, as after a long silence."""
+        super().reset()
+        self.congestion_window = self._W_max = initial_window(self._max_datagram_size)
+
+    def resize(self, octets: int) -> None:
+        """Go on with datagrams of another size."""
+        super().resize(octets)
+        self.additive_increase_factor = octets
+
     def on_data_acked(self, now: float, packet: DataPacket, packets: int) -> None:
         """Take ``packets`` one by one, as aioquic's formula wants them."""
         octets, more = divmod(packet.sent_bytes, packets)
         for index in range(packets):
             packet.sent_bytes = octets + (index < more)
-            self.on_packet_acked(now=now, packet=packet)
+            self._take_acked(now, packet)
 
 
 class Pacer(QuicPacketPacer):
@@ -135,19 +187,26 @@ class Pacer(QuicPacketPacer):
 
     aioquic 1.7.2 sizes its bucket in time, a fraction of the window at the window's own rate: as
     the window grows, the bucket shrinks below one packet, and each timer tick then lets two
-    packets out. Here the bucket is counted in octets and holds what a late timer would owe.
+    packets out. Here the bucket is counted in octets and holds what a late timer would owe, and at
+    least an initial window (RFC 9002 Section 7.7).
     """
 
     #: How far the rate is above window / RTT, so that pacing does not limit (RFC 9002 Section 7.7).
     GAIN = 1.25
     #: How late a timer may be without a loss of rate.
     TIMER_S = 0.004
-    MIN_PACKETS = 16
+    #: What a socket buffer holds.
+    buffer_octets = math.inf
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self._rate: float | None = None
-        self._bucket = self._bucket_octets = float(self.MIN_PACKETS * max_datagram_size)
+        self._bucket = self._bucket_octets = float(initial_window(max_datagram_size))
+
+    def resize(self, octets: int) -> None:
+        """Go on with datagrams of another size."""
+        self._max_datagram_size = octets
+        self._fit_bucket()
 
     @property
     def is_active(self) -> bool:
@@ -166,10 +225,10 @@ class Pacer(QuicPacketPacer):
             return None
         return now + max(0.001, -self._bucket / self._rate)
 
-    def update_after_send(self, now: float) -> None:
-        """Account for one packet."""
+    def update_after_send(self, now: float, octets: int | None = None) -> None:
+        """Account for one packet, of the full size if ``octets`` does not say otherwise."""
         if self._rate is not None:
-            self._bucket -= self._max_datagram_size
+            self._bucket -= octets or self._max_datagram_size
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """Take over a new window and RTT."""
@@ -177,18 +236,23 @@ class Pacer(QuicPacketPacer):
             self._rate = None
             return
         self._rate = self.GAIN * congestion_window / smoothed_rtt
-        self._bucket_octets = max(
-            self.MIN_PACKETS * self._max_datagram_size, self._rate * self.TIMER_S
-        )
+        self._fit_bucket()
+
+    def _fit_bucket(self) -> None:
+        owed = min((self._rate or 0.0) * self.TIMER_S, self.buffer_octets)
+        self._bucket_octets = max(initial_window(self._max_datagram_size), owed)
 
 
 class Recovery(QuicPacketRecovery):
-    """Loss recovery that knows how full the window was, and counts losses."""
-
-    lost = 0
+    """Loss recovery that knows how full the window was, counts losses, and knows probes of size."""
 
     _cc: Reno | Cubic
     _pacer: Pacer
+    lost = 0
+    #: What is told of packets larger than the base; None where the size is fixed.
+    path_mtu: PathMtu | None = None
+    #: The packet that probed for a larger size last.
+    probe_number = -1
 
     def on_data_sent(
         self, packets: Sequence[DataPacket], space: QuicPacketSpace, now: float
@@ -212,6 +276,8 @@ class Recovery(QuicPacketRecovery):
         super().on_ack_received(
             ack_rangeset=ack_rangeset, ack_delay=ack_delay, now=now, space=space
         )
+        if self._cc.watched_octets != math.inf:
+            self._judge(space.largest_acked_packet, now)
 
     def _take_data_packets(
         self, ack_rangeset: RangeSet, now: float, space: QuicPacketSpace
@@ -233,6 +299,10 @@ class Recovery(QuicPacketRecovery):
             burst = list(together)
             self._cc.on_data_acked(now, _sum_of(burst), len(burst))
         space.ack_eliciting_in_flight -= len(packets)
+        watched = self._cc.watched_octets
+        if watched != math.inf:
+            arrived = [p.packet_number for p in packets if p.sent_bytes >= watched]
+            self._cc.witness = max(arrived, default=self._cc.witness)
         deliver = packets[0].deliver
         told: Any = None
         first = following = 0
@@ -250,17 +320,74 @@ class Recovery(QuicPacketRecovery):
         if told is not None:
             deliver(ACKED, told, first, following, False)
 
+    def expect_buffer(self, octets: int) -> None:
+        """Send no more at once than what a socket buffer of this size holds."""
+        self._cc.buffer_octets = self._pacer.buffer_octets = octets
+
+    def resize(self, octets: int) -> None:
+        """Go on with datagrams of another size."""
+        self._cc.resize(octets)
+        self._pacer.resize(octets)
+
+    def set_apart(self, probe: QuicSentPacket) -> None:
+        """Keep a probe out of the congestion window, in which data would have to wait behind it.
+
+        It is one datagram, of a few in all, and its loss says nothing of congestion (RFC 9000
+        Section 14.4).
+        """
+        self._cc.on_packets_expired(packets=[probe])
+        probe.in_flight = False
+        self.probe_number = probe.packet_number
+
+    def give_up(self, packets: list[QuicSentPacket], *, now: float, space: QuicPacketSpace) -> None:
+        """Take packets for lost that were too large for the path: no sign of congestion."""
+        self.lost += sum(packet.packet_number != self.probe_number for packet in packets)
+        super()._on_packets_lost(congestion_event=False, now=now, packets=packets, space=space)
+
     def _on_packets_lost(
         self,
         *,
         congestion_event: bool = True,
+        now: float,
         packets: Iterable[QuicSentPacket],
+        space: QuicPacketSpace,
         **arguments: Any,
     ) -> None:
         packets = list(packets)
+        if not packets:
+            return
+        data = [packet for packet in packets if packet.packet_number != self.probe_number]
         if congestion_event:
-            self.lost += len(packets)
-        super()._on_packets_lost(congestion_event=congestion_event, packets=packets, **arguments)
+            self.lost += len(data)
+        self._suspect(data)
+        super()._on_packets_lost(
+            congestion_event=congestion_event, now=now, packets=packets, space=space, **arguments
+        )
+
+    def _in_persistent_congestion(self, *, packets: list[QuicSentPacket]) -> bool:
+        probe = self.probe_number
+        return super()._in_persistent_congestion(
+            packets=[packet for packet in packets if packet.packet_number != probe]
+        )
+
+    def _suspect(self, packets: list[QuicSentPacket]) -> None:
+        """Tell of the loss of what may have been too large."""
+        large = [packet for packet in packets if packet.sent_bytes > BASE]
+        if self.path_mtu is not None and large:
+            self.path_mtu.lost(
+                first=large[0].packet_number,
+                last=large[-1].packet_number,
+                octets=min(packet.sent_bytes for packet in large),
+            )
+            self._cc.watched_octets = self.path_mtu.suspected
+
+    def _judge(self, largest_acked: int, now: float) -> None:
+        """Tell of what arrived in spite of a suspicion."""
+        path_mtu = self.path_mtu
+        if path_mtu is not None:
+            path_mtu.arrived(self._cc.witness)
+            path_mtu.heard(largest_acked, now)
+            self._cc.watched_octets = path_mtu.suspected
 
 
 def _sum_of(packets: Sequence[DataPacket]) -> DataPacket:
@@ -271,7 +398,7 @@ def _sum_of(packets: Sequence[DataPacket]) -> DataPacket:
 
 def recovery_for(connection: QuicConnection, settings: QuicSettings) -> Recovery:
     """Return the recovery that replaces the one ``connection`` was made with."""
-    octets = settings.max_datagram_octets
+    octets = connection.configuration.max_datagram_size
     recovery = Recovery(
         congestion_control_algorithm=settings.congestion_control,
         initial_rtt=connection.configuration.initial_rtt,

@@ -6,15 +6,13 @@ from typing import Any
 from aioquic.quic.connection import END_STATES, QuicConnectionState
 from aioquic.quic.packet import QuicErrorCode
 
-from moqt.aio.aioquic.base import AEAD_TAG
-from moqt.aio.aioquic.packing import Packing
+from moqt.aio.aioquic.probing import Probing
 from moqt.aio.aioquic.unpacking import Unpacking
-from moqt.aio.aioquic.varint import varint_size
 from moqt.aio.settings import DATAGRAM_BACKLOG
 from moqt.aio.transport import ConnectionLost, TransportStats
 
 
-class Connection(Unpacking, Packing):
+class Connection(Unpacking, Probing):
     """aioquic's connection with our flow control and our way of filling packets."""
 
     @property
@@ -47,19 +45,16 @@ class Connection(Unpacking, Packing):
         """Whether the DATAGRAM extension was negotiated."""
         return bool(self._remote_max_datagram_frame_size)
 
+    def expect_buffer(self, octets: int) -> None:
+        """Send no more at once than what a socket buffer of this size holds at the peer."""
+        self._loss.expect_buffer(octets)
+
     def queue_datagram(self, data: bytes) -> bool:
         """Queue a QUIC DATAGRAM; False, and nothing queued, if it is too large or many wait.
 
         aioquic 1.7.2 takes one that fits into no packet, and then sends none behind it.
         """
-        accepted = min(
-            self._remote_max_datagram_frame_size or 0,
-            # A short header, two octets of packet number, and the tag of the AEAD.
-            self._max_datagram_size - 3 - len(self._peer_cid.cid) - AEAD_TAG,
-        )
-        if 1 + varint_size(len(data)) + len(data) > accepted:
-            return False
-        if len(self._datagrams_pending) >= DATAGRAM_BACKLOG:
+        if not self._fits(data) or len(self._datagrams_pending) >= DATAGRAM_BACKLOG:
             return False
         self.send_datagram_frame(data)
         return True
@@ -94,4 +89,5 @@ class Connection(Unpacking, Packing):
             packets_expected=self._space.largest_received_packet + 1,
             packets_lost=recovery.lost,
             key_updates=self.key_updates,
+            datagram_octets=self.datagram_octets,
         )

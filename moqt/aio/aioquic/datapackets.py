@@ -65,10 +65,10 @@ class DataPackets(KeyUpdates, OutboundStreams):
                 payload, frames = next(payloads, _NOTHING)
                 if not payload:
                     break
-                pacer.update_after_send(now)
                 nonce = (iv ^ number).to_bytes(12)
                 protected.append(encrypt(nonce, payload, header + (number & 0xFFFF).to_bytes(2)))
                 size = len(payload) + overhead
+                pacer.update_after_send(now, size)
                 fresh.append(DataPacket(number, now, size, frames, deliver))
                 number += 1
                 burst -= size

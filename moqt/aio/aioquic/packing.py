@@ -12,7 +12,7 @@ from aioquic.quic.packet import QuicFrameType, QuicPacketType
 from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.aio.aioquic.base import ONE_RTT, id_of
+from moqt.aio.aioquic.base import AEAD_TAG, ONE_RTT, id_of
 from moqt.aio.aioquic.datapackets import DataPackets
 from moqt.aio.aioquic.inbound import InboundStreams
 from moqt.aio.aioquic.outbound import Outbound
@@ -54,7 +54,7 @@ class Packing(DataPackets, InboundStreams):
                 full = True
             if builder.packet_is_empty:
                 break
-            pacer.update_after_send(now)
+            pacer.update_after_send(now, builder._buffer.tell() + AEAD_TAG)
             if not (full or self._urgent) and (data_only or not self._bulk):
                 break
         if data_only and self._bulk:

@@ -48,6 +48,8 @@ class AioquicTransport:
     ) -> None:
         self._connection = connection
         self._endpoint = endpoint
+        # What the peer was granted is not told; systems have like defaults, and ends like needs.
+        connection.expect_buffer(endpoint.receive_buffer)
         self._settings = settings
         self._receiver_factory = receiver_factory
         self._remote = remote  # the only address of a client's peer; None for a server
@@ -316,21 +318,29 @@ class AioquicTransport:
                 return False
             if not datagrams:
                 return False
-            self._send(datagrams)
+            taken = self._send(datagrams)
             if is_farewell:
                 self._farewell = datagrams
-            if not connection.more_to_send:
+            if not taken:
+                self._note_refused(max(len(data) for data, _ in datagrams), now)
+            elif not connection.more_to_send:
                 return False
             now = time.monotonic()
         return True
 
-    def _send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def _send(self, datagrams: list[tuple[bytes, Address]]) -> bool:
+        """Send; False when one of them is larger than the system takes."""
         if self._remote is not None:
             here = [data for data, address in datagrams if address == self._remote]
-            self._endpoint.send(here, None)
-        else:
-            for address, group in groupby(datagrams, itemgetter(1)):
-                self._endpoint.send([data for data, _ in group], address)
+            return self._endpoint.send(here, None)
+        taken = True
+        for address, group in groupby(datagrams, itemgetter(1)):
+            taken &= self._endpoint.send([data for data, _ in group], address)
+        return taken
+
+    def _note_refused(self, octets: int, now: float) -> None:
+        if not self._connection.refused(octets, now):
+            self._endpoint.warn_too_large(octets)
 
     def _look_for_end(self) -> None:
         if self._over.is_set():

@@ -27,15 +27,16 @@ What cannot be made, and is different from the engine ``aioquic`` therefore:
 * ``connection_window`` bounds how windows are widened, not what streams may carry that begin
   while it is exhausted: each of them may bring one ``stream_window``, which is rounded down to a
   power of two.
-* Datagrams are 1,252 octets at most; ``max_datagram_octets`` above that lets picoquic probe for
-  1,440, and never more.
+* Datagrams are 1,252 octets at first; unless ``max_datagram_octets`` is no more than that, picoquic
+  probes for 1,440, and never more.
 * ``abandon`` of an accepted connection closes it, with code 0: the peer is told.
 * A listener that stopped accepting, or at the address of another host, refuses a client when its
   handshake is through.
 * A sign of life (``heard_at``) is noticed when the figures of the connection are looked at, which
   ``ping`` asks for; PINGs are sent every half second of silence, where ``keepalive`` is set.
 * A listener cannot change its certificate.
-* ``stats`` knows no ``packets_received``, no ``packets_expected`` and no ``key_updates``.
+* ``stats`` knows no ``packets_received``, ``packets_expected``, ``key_updates`` and
+  ``datagram_octets``.
 
 All that is touched of aiopquic beneath its documented face is in ``library.py``.
 """

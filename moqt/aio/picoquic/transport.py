@@ -265,6 +265,7 @@ class PicoquicTransport:
             packets_expected=0,
             packets_lost=figures.get("lost", 0),
             key_updates=0,
+            datagram_octets=None,
         )
 
     async def wait_closed(self) -> None:

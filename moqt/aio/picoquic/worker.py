@@ -83,7 +83,8 @@ class Worker:
         Raises:
             RuntimeError: If picoquic refuses to, as it does with files it cannot read.
         """
-        probes = settings.max_datagram_octets > UNPROBED_OCTETS
+        octets = settings.max_datagram_octets
+        probes = octets is None or octets > UNPROBED_OCTETS
         keepalive_s = min(KEEPALIVE_S, settings.idle_timeout_s / 3) if settings.keepalive else 0.0
         self.context.start(
             idle_timeout_ms=max(1, round(settings.idle_timeout_s * 1000)),

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.network
 
 PATIENCE_S = 20.0
 SMALL = QuicSettings(stream_window=64 << 10, connection_window=128 << 10)
+FIXED = QuicSettings(max_datagram_octets=1200)
 
 
 class Recorder:
@@ -825,7 +826,7 @@ async def test_stopping_what_is_unknown_or_over_is_quiet(certificates: Certifica
 async def test_a_datagram_that_cannot_fit_is_refused_and_the_next_one_goes(
     certificates: CertificateFiles,
 ) -> None:
-    async with connected(certificates) as pair:
+    async with connected(certificates, FIXED) as pair:
         transport = pair.client.transport
         largest = max(n for n in range(1200) if transport.send_datagram(bytes(n)))
         refused = transport.send_datagram(bytes(largest + 1))
@@ -992,7 +993,7 @@ async def test_connections_that_ended_are_not_kept(certificates: CertificateFile
 async def test_keys_are_updated_by_packet_count_while_data_flow(
     certificates: CertificateFiles,
 ) -> None:
-    settings = QuicSettings(key_update_packets=500)
+    settings = QuicSettings(key_update_packets=500, max_datagram_octets=1200)
     async with connected(certificates, settings, settings) as pair:
         Pump(pair.client, 3_000_000, (6,))
         Pump(pair.server, 3_000_000, (7,))

@@ -232,6 +232,13 @@ async def test_both_ends_agree_on_the_protocol_before_anything_else(ends: Ends) 
         assert transport.peer_accepts_datagrams
 
 
+async def test_the_size_of_datagrams_is_told_where_it_is_known(ends: Ends) -> None:
+    fixed = QuicSettings(max_datagram_octets=1300)
+    async with ends.connected(fixed, fixed) as pair:
+        for end in (pair.client, pair.server):
+            assert end.transport.stats().datagram_octets in (1300, None)
+
+
 async def test_the_first_protocol_in_common_is_taken(ends: Ends) -> None:
     async with ends.listening(alpn=("new", "old")) as listener:
         recorder = await ends.dialled(listener.address, alpn=("older", "old"))

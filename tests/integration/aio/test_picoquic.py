@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -250,3 +251,33 @@ async def test_a_file_that_is_no_certificate_is_named(ends: Ends, tmp_path: Path
     with pytest.raises(TlsSettingsError, match=r"wrong\.pem"):
         async with ends.listening(files=files):
             pass
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize(
+    ("octets", "policy"), [(None, "basic"), (1200, "blocked"), (1252, "blocked"), (1452, "basic")]
+)
+async def test_picoquic_probes_unless_told_a_size_that_needs_none(
+    monkeypatch: pytest.MonkeyPatch, octets: int | None, policy: str
+) -> None:
+    from moqt.aio.picoquic.worker import Worker
+
+    told: dict[str, Any] = {}
+    readable, writable = os.pipe()
+
+    class Context:
+        eventfd, started = readable, True
+
+        def start(self, **arguments: Any) -> None:
+            told.update(arguments)
+
+        def stop(self, seconds: float) -> None: ...
+
+    worker = Worker(lambda connection: None)
+    monkeypatch.setattr(worker, "context", Context())
+    worker.start(QuicSettings(max_datagram_octets=octets), socket.AF_INET)
+    worker.stop()
+    os.close(readable)
+    os.close(writable)
+
+    assert told["pmtud_policy"] == policy

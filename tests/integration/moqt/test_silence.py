@@ -7,7 +7,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from moqt.aio import ClientTls, MoqtConnection, RequestHandler, Server, ServerTls, connect, serve
+from moqt.aio import (
+    ClientTls,
+    MoqtConnection,
+    QuicSettings,
+    RequestHandler,
+    Server,
+    ServerTls,
+    connect,
+    serve,
+)
 from moqt.aio.aioquic.listener import Listener
 from moqt.aio.tls import CertificateFiles
 
@@ -16,17 +25,19 @@ pytestmark = [pytest.mark.network, pytest.mark.aioquic]
 
 PATIENCE_S = 10.0
 SILENCE_S = 0.4
+#: Connections that send nothing unasked, as they do where they find the size of datagrams.
+QUIET = QuicSettings(max_datagram_octets=1200)
 
 
 @asynccontextmanager
 async def session(files: CertificateFiles) -> AsyncIterator[tuple[Server, MoqtConnection]]:
     tls = ServerTls(files.certificate_file, files.key_file)
-    server = await serve("127.0.0.1", 0, tls=tls, handler=RequestHandler())
+    server = await serve("127.0.0.1", 0, tls=tls, handler=RequestHandler(), quic=QUIET)
     uri = f"moqt://127.0.0.1:{server.address[1]}/"
     try:
         async with (
             asyncio.timeout(PATIENCE_S),
-            connect(uri, tls=ClientTls(files.ca_file), drain_s=0) as client,
+            connect(uri, tls=ClientTls(files.ca_file), quic=QUIET, drain_s=0) as client,
         ):
             yield server, client
     finally:

@@ -112,7 +112,12 @@ def test_what_is_wrong_in_the_environment_is_named(env: dict[str, str], complain
         (["--listen", "host"], r"listen is 'host' \(from --listen\), expected HOST:PORT"),
         (["--listen", "host:99999"], "port of 0 to 65535"),
         (["--manifest-every", "9"], r"manifest_every is '9' .*less than or equal to 8"),
-        (["--max-datagram-octets", "100"], "greater than or equal to 1200"),
+        (
+            ["--max-datagram-octets", "100"],
+            "is '100' .*expected auto, or octets from 1200 to 16000",
+        ),
+        (["--max-datagram-octets", "16001"], "expected auto, or octets from 1200 to 16000"),
+        (["--max-datagram-octets", "large"], "is 'large' .*expected auto, or octets from 1200"),
         (["--connect", "https://relay"], "expected moqt://HOST:PORT/PATH instead of 'https"),
         (["--stream-window", "32MiB"], "stream_window is 33554432, expected at most"),
         (["--listen", ":1"], "certificate_file is not set, expected a PEM file"),
@@ -125,6 +130,21 @@ def test_a_wrong_flag_is_one_line_that_says_what_was_found_and_expected(
     with pytest.raises(ConfigError, match=complaint) as refused:
         read(ProducerSettings, "--connect", RELAY, *flags)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "octets"),
+    [("'auto'", None), ("'1452'", 1452), ("1452", 1452), ("16000", 16_000), ("1200", 1200)],
+)
+def test_a_size_of_datagrams_is_a_number_or_found(
+    tmp_path: Path, told: str, octets: int | None
+) -> None:
+    (tmp_path / "kvcs.toml").write_text(f"max_datagram_octets = {told}\n")
+
+    flags = ["--connect", RELAY]
+    assert read(ConsumerSettings, *flags).max_datagram_octets == octets
+    flags += ["--max-datagram-octets", told.strip("'")]
+    assert read(ConsumerSettings, *flags).max_datagram_octets == octets
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -11,7 +11,7 @@ from moqt.aio.settings import QuicSettings
     ("settings", "name"),
     [
         ({"max_datagram_octets": 1199}, "max_datagram_octets"),
-        ({"max_datagram_octets": 16_001}, "max_datagram_octets"),
+        ({"max_datagram_octets": 16_001}, "max_datagram_octets is 16001, not 1200..16000"),
         ({"stream_window": 1000}, "stream_window"),
         ({"stream_window": 2 << 20, "connection_window": 1 << 20}, "connection_window"),
         ({"idle_timeout_s": 0.0}, "idle_timeout_s"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moqt.aio.aioquic.configuration import client_configuration, server_configuration
+from moqt.aio.aioquic.pathmtu import CEILING
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import CertificateFiles, ClientTls, ServerTls, make_certificates
 
@@ -76,4 +77,10 @@ def test_datagrams_are_always_accepted() -> None:
     configuration = client_configuration(QuicSettings(), ClientTls(), ["x"], "h")
 
     assert configuration.max_datagram_frame_size is not None
-    assert configuration.max_datagram_frame_size > QuicSettings().max_datagram_octets
+    assert configuration.max_datagram_frame_size > CEILING
+
+
+def test_a_size_that_is_to_be_found_begins_with_what_every_path_takes() -> None:
+    configuration = client_configuration(QuicSettings(), ClientTls(), ["x"], "h")
+
+    assert configuration.max_datagram_size == 1200

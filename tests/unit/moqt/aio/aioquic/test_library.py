@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aioquic._buffer import Buffer
 from aioquic._crypto import HeaderProtection
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.crypto import CryptoContext
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicTransportParameters,
+    push_quic_transport_parameters,
+)
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 from aioquic.tls import Epoch
@@ -116,6 +122,19 @@ def test_aioquic_lets_an_oversized_datagram_block_the_queue(stock: StockPair) ->
     stock.exchange()
 
     assert len(stock.client._datagrams_pending) == 2
+
+
+def test_aioquic_takes_no_notice_of_how_large_a_datagram_may_be_for_the_peer() -> None:
+    buf = Buffer(capacity=100)
+    push_quic_transport_parameters(buf, QuicTransportParameters(max_udp_payload_size=1300))
+    client = QuicConnection(configuration=QuicConfiguration(max_datagram_size=1400))
+    client._parse_transport_parameters(buf.data, from_session_ticket=True)
+
+    assert client._max_datagram_size == 1400
+
+
+def test_aioquic_begins_with_ten_datagrams_however_large_they_are() -> None:
+    assert RenoCongestionControl(max_datagram_size=16_000).congestion_window == 160_000
 
 
 #: What this project replaces or mirrors of aioquic. If one changes, so may have to we.
