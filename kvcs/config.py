@@ -420,6 +420,11 @@ class RelaySettings(Settings):
     max_behind_octets: OctetsSetting = Field(
         default=256 << 20, ge=1, description="octets that a consumer may fall behind"
     )
+    stall_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds that a consumer may take nothing while others are refused for room",
+    )
     max_tracks: int = Field(
         default=65_536, ge=1, description="tracks that are kept or passed on at once"
     )

@@ -44,6 +44,7 @@ def relay_options(settings: RelaySettings) -> RelayOptions:
         max_tracks=settings.max_tracks,
         max_namespaces=settings.max_namespaces,
         max_behind_octets=settings.max_behind_octets,
+        stall_s=settings.stall_s,
         request_timeout_s=settings.request_timeout_s,
         publisher_grace_s=settings.publisher_grace_s,
         fill_timeout_s=settings.fill_timeout_s,

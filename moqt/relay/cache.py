@@ -28,6 +28,10 @@ class Entry(Protocol):
         """Whether it is in use only in case that somebody wants it soon."""
 
     @property
+    def is_stalled(self) -> bool:
+        """Whether it is in use only by those who take nothing."""
+
+    @property
     def expires_at(self) -> float | None:
         """When it may no longer be served (MOQT, "MAX_CACHE_DURATION"); None: never."""
 
@@ -87,6 +91,19 @@ class Cache(dict[FullTrackName, E]):
                     for entry in tracks:
                         self.drop(entry)
         return self._has_room(limit)
+
+    def stalled(self) -> list[E]:
+        """Return what those are to be parted from who take nothing, so that there is more room.
+
+        It is the least recently used publication that nobody else uses, those of its Tracks.
+        """
+        for publication in self._publications.values():
+            tracks = publication.values()
+            found = [entry for entry in tracks if entry.is_stalled]
+            others = (entry for entry in tracks if not entry.is_stalled)
+            if found and all(not entry.is_in_use or entry.is_spare for entry in others):
+                return found
+        return []
 
     def expire(self, now: float) -> None:
         """Let go of Tracks that may no longer be served and are not in use."""

@@ -25,6 +25,8 @@ class Holdings:
         self._neighbours = neighbours
         self.budget = ByteBudget(options.cache_octets)
         self._tracks: Cache[RelayedTrack] = Cache(self.budget, self._released)
+        self.is_short = False
+        """Somebody was refused for want of room, and there has been none since."""
 
     def __len__(self) -> int:
         return len(self._tracks)
@@ -50,11 +52,21 @@ class Holdings:
         if track is None and self.has_room():
             track = RelayedTrack(name)
             self._tracks.keep(track)
+        self.is_short |= track is None
         return track
 
     def has_room(self) -> bool:
         """Make room for one Track; return whether there is any."""
         return self._tracks.make_room(self._options.max_tracks)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room unless something is let go."""
+        return not self.budget.has_room or len(self._tracks) >= self._options.max_tracks
+
+    def stalled(self) -> list[RelayedTrack]:
+        """Return Tracks that somebody is refused for, and that are kept for who takes nothing."""
+        return self._tracks.stalled() if self.is_short else []
 
     def is_complete(self, track: RelayedTrack) -> None:
         """A Track is here from its beginning to its end: from now on it can be had here."""
@@ -86,8 +98,8 @@ class Holdings:
     def tick(self, now: float) -> None:
         """Let go of what is too old, and of what has no room."""
         self._tracks.expire(now)
-        if not self.budget.has_room:
-            self.has_room()
+        if self.is_short or not self.budget.has_room:
+            self.is_short &= not self.has_room()
 
     def close(self) -> None:
         """Nothing is to happen to the Tracks by itself any more."""

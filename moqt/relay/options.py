@@ -9,7 +9,7 @@ class RelayOptions:
 
     cache_octets: int = 4 << 30
     """Payload octets held. Above it, publications that nobody uses are let go, and if that does
-    not help, new Tracks are refused EXCESSIVE_LOAD."""
+    not help, new Tracks are refused EXCESSIVE_LOAD. See ``stall_s``, too."""
 
     linger_s: float = 5.0
     """How long a Track is still received after its last subscriber has left."""
@@ -22,6 +22,10 @@ class RelayOptions:
 
     max_behind_octets: int = 256 << 20
     """What a subscriber may be behind what is live; then it is ended TOO_FAR_BEHIND."""
+
+    stall_s: float = 10.0
+    """How long a subscriber may take nothing of what waits for it while another one is refused for
+    want of room: then what is kept for it alone is let go, and it is ended TOO_FAR_BEHIND."""
 
     request_timeout_s: float = 10.0
     """How long a publisher may take to answer; then TIMEOUT is passed on."""

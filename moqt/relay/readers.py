@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from moqt.aio import MoqtConnection
-from moqt.codepoints import PublishDoneCode, RequestErrorCode
+from moqt.codepoints import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.relay.holdings import Holdings
 from moqt.relay.track import Asked, Reader, RelayedTrack
 from moqt.session.events import RequestId, SubscribeReceived
+
+log = structlog.get_logger("moqt.relay")
 
 
 class Readers:
@@ -16,11 +20,14 @@ class Readers:
     Args:
         holdings: Told of Tracks that are wanted, or are not any more.
         max_behind_octets: See :class:`moqt.relay.options.RelayOptions`.
+        stall_s: See there.
     """
 
-    def __init__(self, holdings: Holdings, *, max_behind_octets: int) -> None:
+    def __init__(self, holdings: Holdings, *, max_behind_octets: int, stall_s: float) -> None:
         self._holdings = holdings
         self._max_behind = max_behind_octets
+        self._stall_s = stall_s
+        self._is_watching = False
         self._tracks: dict[Reader, RelayedTrack] = {}
         self._of: dict[MoqtConnection, set[RequestId]] = {}
 
@@ -127,6 +134,53 @@ class Readers:
                     request_id, PublishDoneCode.TOO_FAR_BEHIND, f"{limit} octets behind"
                 )
                 connection.wake()
+
+    def leave_stalled(self, now: float) -> None:
+        """End who takes nothing, if others are refused for what is kept for them alone.
+
+        A fill or a fetch is never behind what is live, and would keep its publication for as long
+        as its session stands. Call it a few times a second.
+        """
+        if self._holdings.is_full:
+            self._watch(now)
+            self._is_watching = True
+        elif self._is_watching:
+            self._is_watching = False
+            for track in self._holdings:
+                track.standing, track.stalled = {}, set()
+        for track in self._holdings.stalled():
+            log.info("stalled readers ended", track=str(track.name), count=len(track.stalled))
+            reason = f"nothing was taken for {self._stall_s:g} s, and there is no room"
+            for connection, request_id in track.stalled:
+                if connection.closed is None:
+                    session = connection.session
+                    session.end_subscription(request_id, PublishDoneCode.TOO_FAR_BEHIND, reason)
+                    session.end_fetch(request_id, StreamErrorCode.TOO_FAR_BEHIND)
+                    connection.wake()
+
+    def _watch(self, now: float) -> None:
+        """Note who takes nothing of what waits."""
+        still: set[MoqtConnection] = set()
+        for track in self._holdings:
+            before, track.standing, track.stalled = track.standing, {}, set()
+            for reader in track.subscribers | track.fetches:
+                connection, request_id = reader
+                at = connection.session.waits_at(request_id)
+                if at is None:
+                    continue
+                seen_at, since = before.get(reader, (at, now))
+                since = since if seen_at == at else now
+                track.standing[reader] = at, since
+                if now - since >= self._stall_s:
+                    track.stalled.add(reader)
+                    still.add(connection)
+        for track in self._holdings if still else ():
+            # Nor does it want what it has nothing to take of, as the manifest of what it left.
+            track.stalled |= {
+                reader
+                for reader in track.subscribers | track.fetches
+                if reader[0] in still and reader not in track.standing
+            }
 
     def _note(self, reader: Reader, track: RelayedTrack) -> None:
         self._tracks[reader] = track

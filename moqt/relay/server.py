@@ -81,7 +81,9 @@ class Relay(RequestHandler):
         self._neighbours = Neighbours()
         self._routes = self._neighbours.routes
         self._tracks = Holdings(options, self._neighbours)
-        self._readers = Readers(self._tracks, max_behind_octets=options.max_behind_octets)
+        self._readers = Readers(
+            self._tracks, max_behind_octets=options.max_behind_octets, stall_s=options.stall_s
+        )
         self._sources = Sources(options, self._neighbours, self._tracks, self._readers, self._tasks)
         self._pausing = Pausing(options, self._sources, self._readers, self._tasks)
         self._answers = Answers(
@@ -264,3 +266,4 @@ class Relay(RequestHandler):
                 self._readers.leave_behind(track)
                 self._pausing.look(track, now)
             self._tracks.tick(now)
+            self._readers.leave_stalled(now)

@@ -141,6 +141,12 @@ class RelayedTrack:
     behind: set[Reader] = field(default_factory=set)
     """Readers that were too far behind when it was last looked."""
 
+    standing: dict[Reader, tuple[int, float]] = field(default_factory=dict)
+    """While there is no room: who waits to be sent more, at how many octets, and since when."""
+
+    stalled: set[Reader] = field(default_factory=set)
+    """Readers that take nothing, or take nothing elsewhere and have nothing to take here."""
+
     linger: asyncio.TimerHandle | None = None
     failure: Failure | None = None
     """Its last publisher was lost, and another one is waited for."""
@@ -177,6 +183,16 @@ class RelayedTrack:
     def is_spare(self) -> bool:
         """Whether it is received only in case that somebody comes back to it."""
         return not self.is_wanted and all(source.is_own for source in self.sources)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it is in use only by readers that take nothing."""
+        return (
+            bool(self.stalled)
+            and not self.waiting
+            and self.stalled >= self.subscribers | self.fetches
+            and all(source.is_own for source in self.sources)
+        )
 
     @property
     def expires_at(self) -> float | None:

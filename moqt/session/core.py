@@ -283,6 +283,7 @@ class Session:
             stream_id = flow.stream_id if flow.stream_id is not None else next_uni()
             pieces, octets = flow.pull(min(budget, quantum, credit.stream(stream_id)))
             budget -= max(octets, 1)
+            source.sent_octets += octets
             if flow.finished:
                 open_streams.ended(stream_id)
             else:
@@ -675,6 +676,22 @@ class Session:
         """
         request = self._served(request_id)
         return 0 if request is None else request.backlog
+
+    def end_fetch(self, request_id: RequestId, code: StreamErrorCode) -> bool:
+        """End a fetch that we serve by a reset: what it was not sent is not sent."""
+        request = self._find(request_id, PeerFetch)
+        if request is not None:
+            request.end(code)
+        return request is not None
+
+    def waits_at(self, request_id: RequestId) -> int | None:
+        """Return how many octets a request was sent that waits to be sent more.
+
+        A subscription or a fetch that we serve; None if it has nothing to send at the moment, or
+        there is no such request. Whoever takes nothing waits at the same place for long.
+        """
+        request = self._served(request_id) or self._find(request_id, PeerFetch)
+        return request.sent_octets if request is not None and request.has_waiting else None
 
     def notify_state(self, request_id: RequestId) -> bool:
         """Tell the subscriber the Largest Object (MOQT, "PUBLISH_STATE_NOTIFY").

@@ -212,6 +212,7 @@ class PeerFetch(PeerRequest):
     ) -> None:
         super().__init__(context, request_id, stream_id, ids)
         self.has_waiting = False
+        self.sent_octets = 0
         self._parameters = parameters
         self._queue = queue
         self._track: LocalTrack | None = None
@@ -271,6 +272,14 @@ class PeerFetch(PeerRequest):
             selection.priority = changed
             self._queue.wake(self)
         self.send(RequestOk(Parameters(), ()))
+
+    def end(self, code: StreamErrorCode) -> None:
+        """End it from our side: reset both of its streams."""
+        if self._flow is not None:
+            self._flow.cut(code)
+        self._release()
+        self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
+        self.abort(code)
 
     def candidate(self, admit: Admission) -> Flow | None:
         """Return the one flow, if it may send."""

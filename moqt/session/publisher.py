@@ -57,6 +57,7 @@ class Publisher(RequestStream):
     ) -> None:
         super().__init__(*request)
         self.has_waiting = False
+        self.sent_octets = 0
         self._parameters = dict(parameters)
         self._queue = queue
         self._state = advance(State.IDLE, begun_by)

@@ -61,6 +61,9 @@ class Source(Protocol):
     has_waiting: bool
     """Whether a flow had something to send, admitted or not, at the last look."""
 
+    sent_octets: int
+    """What its flows have handed over so far."""
+
     def stream_stopped(self, flow: Flow) -> None:
         """The peer wants no more of one of its streams."""
 

@@ -235,9 +235,13 @@ class Load:
 
     @classmethod
     def of_one(cls, octets: float) -> "Load":
-        """One publication, as large as the cache may be."""
+        """One publication, as large as the cache may be: with the headers of its Objects.
+
+        A cache that it fills is refused to the manifest, and small ones come faster than that is
+        asked for.
+        """
         cache = Cache.of_octets(octets)
-        return cls((cache,), 1, cache.octets, cache.octets // 8)
+        return cls((cache,), 1, cache.octets + cache.octets // 256, cache.octets // 8)
 
 
 def _relay_slow(case: Case, place: Place, options: Options) -> Result:

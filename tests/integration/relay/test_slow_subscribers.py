@@ -10,7 +10,9 @@ import pytest
 
 from moqt.aio import MoqtConnection, QuicSettings, connect
 from moqt.aio.tls import CertificateFiles
-from moqt.codepoints import MessageType, PublishDoneCode, StreamErrorCode
+from moqt.aio.tracks import Fetch, Subscription
+from moqt.codepoints import MessageType, PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.errors import RequestRejected
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.relay.server import RelayOptions
@@ -23,7 +25,7 @@ from moqt.wire.framing import MessageBuffer
 from moqt.wire.messages.subscribe import PublishDone
 from tests.integration.relay.origin import held_by, publishing, rest_of
 from tests.integration.relay.stage import relaying
-from tests.session.pair import payload_of, publish_group, whole
+from tests.session.pair import make_track, payload_of, publish_group, whole
 
 pytestmark = pytest.mark.network
 
@@ -71,6 +73,17 @@ async def end_of(track: LocalTrack | None) -> None:
     changed = asyncio.Event()
     track.watch(changed.set)
     while track.ended is None:
+        changed.clear()
+        await changed.wait()
+    track.unwatch(changed.set)
+
+
+async def brought(track: LocalTrack | None, octets: int) -> None:
+    """Return when so much of a Track is held."""
+    assert track is not None
+    changed = asyncio.Event()
+    track.watch(changed.set)
+    while track.octets < octets:
         changed.clear()
         await changed.wait()
     track.unwatch(changed.set)
@@ -195,3 +208,42 @@ async def test_the_end_is_told_after_the_last_stream_with_the_count_of_the_relay
     assert counts == {to_slow: groups, to_late: 1}
     assert len(data_streams(upstream)) == groups
     assert from_origin.track == NAME
+
+
+@pytest.mark.parametrize("way", ["fill", "fetch"])
+@pytest.mark.parametrize("ended", [True, False])
+async def test_who_stands_still_in_the_past_keeps_nobody_from_what_there_is_no_room_for(
+    certificates: CertificateFiles, way: str, ended: bool
+) -> None:
+    pinned, wanted = LocalTrack(NAME), make_track(3, name=FullTrackName.of("other", "track"))
+    publish_group(pinned, 0, 60, octets=50_000)
+    if ended:
+        pinned.end()
+    options = RelayOptions(cache_octets=2_900_000, linger_s=0, stall_s=0.1)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        relaying(certificates, options=options) as stage,
+        publishing(stage, pinned, wanted),
+        connect(stage.nearest.uri, tls=stage.nearest.tls, quic=NARROW) as frozen,
+        connect(stage.nearest.uri, tls=stage.nearest.tls) as healthy,
+    ):
+        [relay] = stage.relays
+        still: Subscription | Fetch
+        if way == "fill":
+            still = await frozen.subscribe(NAME, fill=FROM_START)
+        else:
+            still = await frozen.fetch(NAME, location_filter=FROM_START)
+        await brought(held_by(relay, NAME), options.cache_octets)
+        with pytest.raises(RequestRejected) as refused:
+            await healthy.subscribe(wanted.name, fill=FROM_START)
+        assert refused.value.code is RequestErrorCode.EXCESSIVE_LOAD
+        await still.finished.wait()
+
+        reading = await healthy.subscribe(wanted.name, fill=FROM_START)
+        assert await rest_of(reading) == Counter(whole(3, 4))
+        assert held_by(relay, NAME) is None
+        assert frozen.closed is None
+    assert still.ended is not None
+    assert still.ended.code == (
+        PublishDoneCode.TOO_FAR_BEHIND if way == "fill" else StreamErrorCode.TOO_FAR_BEHIND
+    )

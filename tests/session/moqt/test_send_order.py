@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from moqt.codepoints import GroupOrder
+from moqt.codepoints import GroupOrder, StreamErrorCode
 from moqt.codepoints import ParameterType as P
 from moqt.location import Location
 from moqt.names import FullTrackName
 from moqt.session.commands import SendStreamData, StreamId
 from moqt.session.config import SessionConfig
-from moqt.session.events import ObjectReceived, RequestId, SubscribeAccepted
+from moqt.session.events import (
+    FetchEnded,
+    ObjectReceived,
+    PeerRequestEnded,
+    RequestId,
+    SubscribeAccepted,
+)
 from moqt.session.localobjects import LocalSubgroup
 from moqt.session.localtrack import LocalTrack
 from moqt.session.sendqueue import RESERVED_STREAMS, OpenStreams
@@ -474,3 +480,47 @@ def test_without_a_stream_from_the_peer_nothing_is_opened() -> None:
 
     assert not streams.may_open(urgent, StreamId(7), Credit(lambda s: 0))
     assert streams.may_open(urgent, StreamId(7), Credit(lambda s: 1))
+
+
+# -- who takes nothing -----------------------------------------------------------------------------
+
+
+def test_a_request_waits_where_its_reader_stands_and_nowhere_once_it_has_everything() -> None:
+    pair = Pair(stream_window=1000)
+    session = pair.server.session
+    track = pair.server.publish(make_track(1, 3, octets=900))
+    pair.client.consumes = False
+    pair.client.session.subscribe(track.name, fill=FROM_START)
+    pair.client.session.fetch(track.name, location_filter=FROM_START)
+    pair.settle()
+
+    stands_at = session.waits_at(RequestId(0))
+    assert stands_at is not None
+    assert 1000 <= stands_at < 1900  # headers need no reader
+    assert session.waits_at(RequestId(2)) == stands_at
+    assert session.waits_at(RequestId(4)) is None
+    pair.client.consumes = True
+    for event in pair.client.take(ObjectReceived):
+        pair.client.session.consumed(event)
+    pair.settle()
+    assert [session.waits_at(RequestId(number)) for number in (0, 2)] == [None, None]
+
+
+@pytest.mark.parametrize("max_streams", [1, 128])
+def test_a_fetch_that_is_served_can_be_ended_by_a_reset(max_streams: int) -> None:
+    pair = Pair(stream_window=1000, max_streams=max_streams)
+    track = pair.server.publish(make_track(1, 3, octets=900))
+    pair.client.consumes = False
+    request_id = pair.client.session.fetch(track.name, location_filter=FROM_START)
+    pair.settle()
+
+    assert pair.server.session.end_fetch(request_id, StreamErrorCode.TOO_FAR_BEHIND)
+    pair.settle()
+    ended = pair.client.one(FetchEnded)
+    assert (ended.complete, ended.code) == (False, StreamErrorCode.TOO_FAR_BEHIND)
+    assert pair.server.one(PeerRequestEnded).request_id == request_id
+    assert not pair.server.session.end_fetch(request_id, StreamErrorCode.TOO_FAR_BEHIND)
+    for event in pair.client.take(ObjectReceived):
+        pair.client.session.consumed(event)
+    pair.settle()
+    assert pair.leave_behind() == []

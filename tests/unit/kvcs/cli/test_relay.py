@@ -21,6 +21,7 @@ LIMITS = {
     "max_tracks": 8,
     "max_namespaces": 9,
     "max_behind_octets": 10,
+    "stall_s": 20.0,
     "max_connections": 11,
     "max_requests": 12,
     "max_request_updates": 13,

@@ -15,6 +15,7 @@ class Held:
     octets: int = 10
     is_in_use: bool = False
     is_spare: bool = False
+    is_stalled: bool = False
     expires_at: float | None = None
 
 
@@ -107,3 +108,17 @@ def test_what_is_kept_in_case_of_need_goes_when_nothing_else_does() -> None:
     shelf.keep("d", is_in_use=True)
     assert shelf.cache.make_room(MANY) is False
     assert shelf.gone == ["c--t", "a--t"]
+
+
+def test_those_who_take_nothing_are_parted_from_the_oldest_publication_that_they_alone_keep() -> (
+    None
+):
+    shelf = Shelf(10)
+    shelf.keep("a", "k", is_in_use=True, is_stalled=True)
+    shelf.keep("a", "v", is_in_use=True)
+    stalled = shelf.keep("b", "k", is_in_use=True, is_stalled=True)
+    shelf.keep("b", "v", is_in_use=True, is_spare=True)
+    shelf.keep("b", "manifest")
+    shelf.keep("c", "k", is_in_use=True, is_stalled=True)
+
+    assert shelf.cache.stalled() == [stalled]

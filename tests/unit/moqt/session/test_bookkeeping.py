@@ -174,6 +174,7 @@ class Stub:
         self.name = name
         self.priority = priority
         self.has_waiting = True
+        self.sent_octets = 0
         self.blocked = False
         self.stream_id: StreamId | None = StreamId(3)
         self.finished = False
