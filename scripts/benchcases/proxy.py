@@ -116,7 +116,7 @@ class Line:
 class _Carrier:
     """Moves datagrams through a line, on the event loop."""
 
-    def __init__(self, line: Line, send: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, line: Line, send: Callable[[list[bytes]], object]) -> None:
         self.line = line
         self._send = send
         self._loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ def retrieved(
     sink: str = "arrays",
     *,
     port: int | None = None,
-    datagram: int = 1452,
+    datagram: int | None = 1452,
     **how: Any,
 ) -> dict[str, Any]:
     """Have a consumer in a process of its own retrieve what a producer has published.
