@@ -17,8 +17,10 @@ class Location(NamedTuple):
         After the last Object ID of a Group comes Object 0 of the next. What follows the very
         last Location compares as greater than all, and cannot be put on the wire.
         """
-        if self.object < MAX_VI64:
-            return Location(self.group, self.object + 1)
+        group, object_ = self
+        if object_ < MAX_VI64:
+            # As Location(...) does in twice the time. It is done several times for each Object.
+            return tuple.__new__(Location, (group, object_ + 1))
         return Location(self.group + 1, 0)
 
     def __str__(self) -> str:

@@ -52,6 +52,12 @@ class Awaited:
             first, asked.at = asked.at, upto.next()
             self._settle(first, upto, knowledge)
 
+    def reached(self, asked: Asked, location: Location) -> None:
+        """Note that a request has brought an Object: what it passed on the way does not exist."""
+        if asked.at < location:
+            first, asked.at = asked.at, location
+            self.coverage.settle(first, before(location), Knowledge.COMPLETE)
+
     def over(self, asked: Asked, knowledge: Knowledge | None) -> None:
         """Note that a request brings nothing more.
 

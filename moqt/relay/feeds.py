@@ -98,9 +98,11 @@ class Feed:
             self._index, self._offset = len(part.obj.parts), 0
 
     def _compare(self, obj: LocalObject, data: Payload) -> None:
-        at = 0
+        at, parts = 0, obj.parts
+        if self._index >= len(parts):  # it has become whole since, and one part
+            self._index, self._offset = 0, self._have
         while at < len(data):
-            held = obj.parts[self._index]
+            held = parts[self._index]
             size = min(len(held) - self._offset, len(data) - at)
             if bytes(held[self._offset : self._offset + size]) != bytes(data[at : at + size]):
                 raise MalformedTrack(f"two payloads for Object {obj.object_id}")

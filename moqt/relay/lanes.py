@@ -52,7 +52,10 @@ class Lane:
     @property
     def last(self) -> int:
         """Object ID of the last Object in it, whole or not; -1: there is none."""
-        return max((p.objects[-1].object_id for p in self._pieces if p.objects), default=-1)
+        for piece in reversed(self._pieces):  # each goes on behind the one before
+            if piece.objects:
+                return piece.objects[-1].object_id
+        return -1
 
     @property
     def is_whole(self) -> bool:

@@ -31,7 +31,7 @@ from moqt.relay.gaps import QUIET_S
 from moqt.relay.placing import Placing
 from moqt.session.budget import ByteBudget
 from moqt.session.commands import StreamId
-from moqt.session.coverage import FIRST, LAST, Coverage, Knowledge, before
+from moqt.session.coverage import FIRST, LAST, Coverage, Knowledge
 from moqt.session.events import (
     FetchEnded,
     FillEnded,
@@ -60,6 +60,8 @@ Brought = (
     | RangeMarked
     | StateNotified
 )
+#: At hand, since it is asked for with each Object: members of an Enum are looked up slowly.
+_SUBGROUP = Via.SUBGROUP
 _KNOWN = {
     RangeMarkerKind.NON_EXISTENT: Knowledge.COMPLETE,
     RangeMarkerKind.UNKNOWN: Knowledge.UNKNOWN,
@@ -262,7 +264,14 @@ class MergedTrack:
         if source is None:
             return
         try:
-            self._take(number, source, event, now)
+            if isinstance(event, ObjectPiece):  # of which there are most
+                feed = source.live.get(event.stream_id) or source.past.get(event.stream_id)
+                if feed is not None:
+                    self._placing.add(feed, event.data)
+            elif isinstance(event, ObjectBegan):
+                self._take_object(source, event, now)
+            else:
+                self._take_other(number, source, event, now)
         except UsageError as exc:
             raise MalformedTrack(str(exc)) from None
 
@@ -310,24 +319,24 @@ class MergedTrack:
         self.local.end(PublishDoneCode.TRACK_ENDED, reason)
         self.local.coverage_changed()
 
-    def _take(self, number: int, source: _Source, event: Brought, now: float) -> None:
+    def _take_object(self, source: _Source, event: ObjectBegan, now: float) -> None:
+        placing, stream_id, location = self._placing, event.stream_id, event.location
+        if event.via is _SUBGROUP:
+            placing.began(source.live[stream_id], event, now)
+            return
+        if source.asked is not None:
+            self._awaited.reached(source.asked, location)
+        if (feed := source.past.get(stream_id)) is None:
+            feed = source.past[stream_id] = Feed(location.group, 0)
+        placing.began_past(feed, event, now)
+        self.local.coverage_changed()
+
+    def _take_other(self, number: int, source: _Source, event: Brought, now: float) -> None:
         placing = self._placing
         match event:
             case SubgroupOpened():
                 feed = source.live[event.stream_id] = Feed(event.group_id, event.subgroup_id, event)
                 placing.open(feed, number, now)
-            case ObjectBegan(via=Via.SUBGROUP):
-                placing.began(source.live[event.stream_id], event, now)
-            case ObjectBegan(stream_id=stream_id, location=location):
-                if source.asked is not None and source.asked.at < location:
-                    self._awaited.passed(source.asked, before(location), Knowledge.COMPLETE)
-                feed = source.past.setdefault(stream_id, Feed(location.group, 0))
-                placing.began_past(feed, event, now)
-                self.local.coverage_changed()
-            case ObjectPiece(stream_id=stream_id, data=data):
-                found = source.live.get(stream_id) or source.past.get(stream_id)
-                if found is not None:
-                    placing.add(found, data)
             case SubgroupClosed(stream_id=stream_id, code=code):
                 closed = source.live.pop(stream_id, None)
                 if closed is not None:
@@ -340,5 +349,5 @@ class MergedTrack:
                     self._awaited.passed(source.asked, event.end, _KNOWN[event.kind])
                     placing.review()
                     self.local.coverage_changed()
-            case ObjectReceived() | StateNotified():
+            case _:
                 pass  # a datagram is not forwarded; the Largest Object is seen in what comes

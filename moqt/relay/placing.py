@@ -97,7 +97,8 @@ class Placing:
                 # Others are further back, and will bring it after what comes before it.
                 self._awaited.coverage.settle(location, location, Knowledge.UNKNOWN)
         self._moved(feed)
-        self.review([location.group])
+        if location.group in self._groups:
+            self.review([location.group])
 
     def add(self, feed: Feed, data: Payload) -> None:
         """Octets of the Object that began last on a stream have come."""
@@ -228,7 +229,7 @@ class Placing:
         part = feed.part
         if part is None or not part.obj.is_whole:
             return
-        self._parts.pop(Location(part.home.group_id, part.obj.object_id), None)
+        self._parts.pop(part.obj.location, None)
         group = self._groups.get(part.home.group_id)
         lane = group.lanes.get(part.home.subgroup_id) if group is not None else None
         if lane is not None and lane.has_waiting:
@@ -349,7 +350,7 @@ class Placing:
     def _enter(self, feed: Feed, part: Part, event: ObjectBegan | None) -> None:
         """Have a stream be inside an Object; ``event`` says how it shows one that is held."""
         obj = part.obj
-        location = Location(part.home.group_id, obj.object_id)
+        location = obj.location
         if event is not None and not (
             obj.status is event.status
             and obj.length == event.length
@@ -473,7 +474,7 @@ class Placing:
 
     def _is_lost(self, part: Part, lane: Lane | None, *, patient: bool = True) -> bool:
         """Whether nobody is left who brings the rest of an Object."""
-        location = Location(part.home.group_id, part.obj.object_id)
+        location = part.obj.location
         if part.feeds or self._awaited.may_bring(location, location):
             return False
         if lane is None:
@@ -487,7 +488,7 @@ class Placing:
 
     def _drop(self, part: Part, code: StreamErrorCode | int) -> None:
         if isinstance(part.home, StoredSubgroup):
-            location = Location(part.home.group_id, part.obj.object_id)
+            location = part.obj.location
             self._parts.pop(location, None)
             part.home.give_up(part.obj, code)
             self._awaited.settle(location, location, Knowledge.UNKNOWN)

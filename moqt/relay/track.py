@@ -19,6 +19,7 @@ from moqt.session.commands import StreamId
 from moqt.session.events import (
     FetchReceived,
     FillEnded,
+    ObjectBegan,
     ObjectPiece,
     RequestId,
     SubgroupClosed,
@@ -31,6 +32,8 @@ log = structlog.get_logger("moqt.relay")
 #: A request that is answered once its Track is there.
 Asked = SubscribeReceived | FetchReceived
 Reader = tuple[MoqtConnection, RequestId]
+#: What comes of a publisher but for the beginning and the end of streams.
+_MOST = (ObjectPiece, ObjectBegan)
 
 
 class Source:
@@ -67,7 +70,7 @@ class Source:
 
     def sink(self, event: TrackEvent) -> None:
         """Take what the publisher sends."""
-        if not isinstance(event, ObjectPiece):
+        if not isinstance(event, _MOST):
             if isinstance(event, SubgroupOpened):
                 self._open[event.stream_id] = event
             elif isinstance(event, SubgroupClosed):
@@ -75,7 +78,7 @@ class Source:
             elif isinstance(event, FillEnded):
                 self.is_filling = False
         if self.number is not None:
-            self.track.take(self, event)
+            self.track.take_from(self.number, event)
         elif not self.is_paused:
             self._early.append(event)  # ahead of the answer being looked at
 

@@ -36,9 +36,10 @@ Run = tuple[Location, Location, Knowledge]
 
 def before(location: Location) -> Location:
     """Return the greatest Location below one that is not the first of all."""
-    if location.object:
-        return Location(location.group, location.object - 1)
-    return Location(location.group - 1, MAX_VI64)
+    group, object_ = location
+    if object_:
+        return tuple.__new__(Location, (group, object_ - 1))  # see Location.next
+    return Location(group - 1, MAX_VI64)
 
 
 class Coverage:
@@ -99,9 +100,11 @@ class Coverage:
     ) -> None:
         if not FIRST <= first <= last <= LAST:
             raise UsageError(f"no range of Locations: {first} to {last}")
+        left = bisect_right(self._starts, first) - 1
+        if self._moves(left, first, last, knowledge, only):
+            return
         starts: list[Location] = []
         known: list[Knowledge] = []
-        left = bisect_right(self._starts, first) - 1
         right = bisect_left(self._starts, last.next())  # the first run that is not touched
         runs = [(max(s, first), e, k) for s, e, k in self.runs(first, last)]
         pieces = [(s, knowledge if only is None or k is only else k) for s, _, k in runs]
@@ -129,3 +132,22 @@ class Coverage:
             del self._starts[1], self._known[1]
             if self._known[1:] and self._known[1] is Knowledge.UNKNOWN:
                 del self._starts[1], self._known[1]
+
+    def _moves(
+        self, at: int, first: Location, last: Location, knowledge: Knowledge, only: Knowledge | None
+    ) -> bool:
+        """Have the run before run ``at`` go on into it, if that is all there is to change.
+
+        So it is whenever a stream that brings the past gets further.
+        """
+        starts, known = self._starts, self._known
+        if not at or starts[at] != first or known[at - 1] is not knowledge:
+            return False
+        if known[at] is knowledge or (only is not None and known[at] is not only):
+            return False
+        after = last.next()
+        if after >= (starts[at + 1] if at + 1 < len(starts) else LAST):
+            return False  # nothing would be left of it
+        starts[at] = after
+        self.revision += 1
+        return True

@@ -14,7 +14,7 @@ from moqt.location import Location
 from moqt.session.context import Context
 from moqt.session.coverage import Knowledge, before
 from moqt.session.events import RequestId
-from moqt.session.localobjects import LocalObject, LocalSubgroup
+from moqt.session.localobjects import Held, LocalObject, LocalSubgroup
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publishing import FILL_RANK, ObjectFlow, Selection
 from moqt.session.sendqueue import Rank
@@ -25,25 +25,19 @@ _DEFAULT_PRIORITY = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """A step of a fetch stream: one Object."""
-
-    subgroup: LocalSubgroup
-    object: LocalObject
-
-
-@dataclass(frozen=True, slots=True)
 class _Marked:
-    """A step of a fetch stream: what became of all between the step before and ``upto``.
+    """A step of a fetch stream that is no Object: what became of all after the step before.
 
-    That includes ``upto`` itself.
+    Up to ``upto``, that included.
     """
 
     kind: RangeMarkerKind
     upto: Location
 
 
-_Step = _Stored | _Marked
+_Step = Held | _Marked
+#: At hand, since it is asked for with each Object: members of an Enum are looked up slowly.
+_NORMAL = ObjectStatus.NORMAL
 _MARKERS = {
     Knowledge.COMPLETE: RangeMarkerKind.NON_EXISTENT,
     Knowledge.UNKNOWN: RangeMarkerKind.UNKNOWN,
@@ -145,8 +139,9 @@ class FetchFlow(ObjectFlow):
         That is the Object being sent, or else the next one; a marker, and the end, are as urgent
         as the Object before them.
         """
-        if self._object is None and isinstance(self._step, _Stored):
-            self._subgroup = self._step.subgroup
+        step = self._step
+        if self._object is None and step is not None and not isinstance(step, _Marked):
+            self._subgroup = step[0]
         subgroup, selection = self._subgroup, self.selection
         return (
             selection.priority,
@@ -192,16 +187,15 @@ class FetchFlow(ObjectFlow):
             if self._is_over:
                 self._step = None
         step = self._step
-        if isinstance(step, _Stored):
-            kind: RangeMarkerKind | None = None
-            if step.object.dropped:  # since it was looked up
-                kind = RangeMarkerKind.UNKNOWN
-            elif self.patience.is_over and not step.object.is_whole:
-                kind = RangeMarkerKind.TIMED_OUT
-            if kind is not None:
-                upto = Location(step.subgroup.group_id, step.object.object_id)
-                self._step = _Marked(kind, upto)
-        return step is not None
+        if step is None:
+            return False
+        if not isinstance(step, _Marked):
+            _, obj = step
+            if obj.dropped:  # since it was looked up
+                self._step = _Marked(RangeMarkerKind.UNKNOWN, obj.location)
+            elif self.patience.is_over and not obj.is_whole:
+                self._step = _Marked(RangeMarkerKind.TIMED_OUT, obj.location)
+        return True
 
     def _next(self) -> tuple[bytes, LocalObject | None] | None:
         if not self._has_next():
@@ -210,10 +204,10 @@ class FetchFlow(ObjectFlow):
         assert step is not None
         if isinstance(step, _Marked):
             return self._writer.marker(step.kind, step.upto), None
-        subgroup, obj = step.subgroup, step.object
+        subgroup, obj = step
         self._subgroup = subgroup
         head = self._writer.object_header(
-            Location(subgroup.group_id, obj.object_id),
+            obj.location,
             subgroup_id=subgroup.subgroup_id,
             publisher_priority=subgroup.priority,
             properties=obj.properties,
@@ -260,17 +254,19 @@ class _Walk:
             at = self._first(self._end.group)
         while at is not None:
             batch, revision = self._look_up(at)
-            for subgroup, obj in batch:
-                location = Location(subgroup.group_id, obj.object_id)
+            for held in batch:
+                subgroup, obj = held
+                location = obj.location
                 while at is not None and at != location and revision == self._track.revision:
                     at = yield from self._pass(at, location)
                 if revision != self._track.revision:
                     break
                 if obj.dropped:
                     yield from self._note(Knowledge.UNKNOWN, location)
-                elif obj.status is ObjectStatus.NORMAL and self._selection.wants(subgroup, obj):
-                    yield from self._say(marker_follows=False)
-                    yield _Stored(subgroup, obj)
+                elif obj.status is _NORMAL and self._selection.wants(subgroup, obj):
+                    if self._gap is not None:
+                        yield from self._say(marker_follows=False)
+                    yield held
                 else:  # Object Status is not carried on fetch streams (MOQT, "Object Status")
                     yield from self._note(Knowledge.COMPLETE, location)
                 at = self._after(location)
@@ -278,7 +274,7 @@ class _Walk:
                 at = yield from self._pass(at, None)
         yield from self._say(marker_follows=False)
 
-    def _look_up(self, at: Location) -> tuple[Sequence[tuple[LocalSubgroup, LocalObject]], int]:
+    def _look_up(self, at: Location) -> tuple[Sequence[Held], int]:
         """Return the next Objects of one Group, none if no more are held in the range."""
         track, end, descending = self._track, self._end, self._descending
         revision = track.revision

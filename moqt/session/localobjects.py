@@ -19,24 +19,30 @@ Payload = bytes | memoryview
 
 
 class LocalObject:
-    """One published Object. ``parts`` together are the payload, as far as it has been given."""
+    """One published Object. ``parts`` together are the payload, as far as it has been given.
+
+    Octets are added at the end of the list, until the Object is whole: then another list, of one
+    part, may take its place. Who reads it meanwhile keeps the list that it began with.
+    """
 
     __slots__ = (
-        "cut_code", "dropped", "have", "length", "object_id", "parts", "properties", "status",
+        "cut_code", "dropped", "have", "length", "location", "object_id", "parts", "properties",
+        "status",
     )  # fmt: skip
 
     def __init__(
         self,
-        object_id: int,
+        location: Location,
         length: int,
         parts: list[Payload],
         status: ObjectStatus,
         properties: Pairs,
     ) -> None:
-        self.object_id = object_id
+        self.location = location
+        self.object_id = location.object
         self.length = length
         self.parts = parts
-        self.have = sum(map(len, parts))
+        self.have = length if parts else 0
         self.status = status
         self.properties = properties
         self.dropped = False
@@ -152,6 +158,8 @@ class LocalSubgroup:
             raise UsageError(f"{obj.have + len(payload)} octets for an Object of {obj.length}")
         obj.parts.append(payload)
         obj.have += len(payload)
+        if obj.have == obj.length and len(obj.parts) > 1:
+            obj.parts = [b"".join(obj.parts)]  # readers to come hand it over at once
         self._track.changed(len(payload))
 
     def close(self) -> None:
@@ -179,7 +187,7 @@ class LocalSubgroup:
         self.closed, self.cut_code = True, code
         octets = 0
         if self.objects and not self.objects[-1].is_whole:
-            octets = self._track.discard(self, self.objects.pop(), code)
+            octets = self._track.discard(self.objects.pop(), code)
         self._track.changed(-octets)
 
     def resume(self, object_id: int) -> "LocalSubgroup":
@@ -212,11 +220,13 @@ class LocalSubgroup:
         if properties and not self.has_properties:
             raise UsageError("the Subgroup was opened without properties")
         check_id("Object", object_id)
-        encode_pairs(properties)  # what cannot be sent is refused here, not by every session
-        self._track.check_location(Location(self.group_id, object_id), status)
-        obj = LocalObject(object_id, length, parts, status, properties)
+        if properties:
+            encode_pairs(properties)  # what cannot be sent is refused here, not by every session
+        location = Location(self.group_id, object_id)
+        self._track.check_location(location, status)
+        obj = LocalObject(location, length, parts, status, properties)
         self.objects.append(obj)
-        self._track.published(self, obj)
+        self._track.published(obj)
         return obj
 
 
@@ -252,7 +262,7 @@ class StoredSubgroup(LocalSubgroup):
         if obj.is_whole or obj.dropped:
             return
         self.objects.remove(obj)
-        self._track.changed(-self._track.discard(self, obj, code))
+        self._track.changed(-self._track.discard(obj, code))
 
     def _append(
         self,
@@ -265,10 +275,15 @@ class StoredSubgroup(LocalSubgroup):
         if status is not ObjectStatus.NORMAL:
             raise UsageError(f"{status.name} is not stored: it is known by what is absent")
         check_id("Object", object_id)
-        encode_pairs(properties)
-        self._track.check_past(Location(self.group_id, object_id))
-        obj = LocalObject(object_id, length, parts, status, properties)
-        insort(self.objects, obj, key=object_id_of)
+        if properties:
+            encode_pairs(properties)
+        location = Location(self.group_id, object_id)
+        self._track.check_past(location)
+        obj = LocalObject(location, length, parts, status, properties)
+        if self.objects and object_id < self.objects[-1].object_id:
+            insort(self.objects, obj, key=object_id_of)
+        else:
+            self.objects.append(obj)
         self._track.stored(obj)
         return obj
 

@@ -116,6 +116,7 @@ class LocalTrack:
         self._recent: list[LocalSubgroup] = []  # in order of opening; the front may be let go
         self._groups: dict[int, list[LocalSubgroup]] = {}
         self._group_ids: list[int] = []  # the keys of _groups, ascending
+        self._stored: dict[tuple[int, int], StoredSubgroup] = {}  # by Group ID and Subgroup ID
         self._stored_groups: set[int] = set()
         self._told: Location | None = None  # the Largest as somebody else knows it
         self._group_ends: dict[int, int] = {}  # of Groups that are held
@@ -216,17 +217,20 @@ class LocalTrack:
         Raises:
             UsageError: If the Subgroup has another priority, or a number is none that can be sent.
         """
+        if (stored := self._stored.get((group_id, subgroup_id))) is not None:
+            check_priority(stored, priority)
+            return stored
         check_id("Group", group_id)
         check_id("Subgroup", subgroup_id)
         if not 0 <= priority <= 255:
             raise UsageError(f"publisher priority {priority}, expected 0 to 255")
         for other in self._siblings(group_id, subgroup_id):
             check_priority(other, priority)
-            if isinstance(other, StoredSubgroup):
-                return other
         stored = StoredSubgroup(
             self, group_id, subgroup_id, priority, holds_end_of_group=False, has_properties=True
         )
+        self._stored[group_id, subgroup_id] = stored
+        self._stored_groups.add(group_id)
         self._enter(stored)
         return stored
 
@@ -263,8 +267,6 @@ class LocalTrack:
             else:
                 self._group_ids.append(group_id)
         self._groups[group_id].append(subgroup)
-        if isinstance(subgroup, StoredSubgroup):
-            self._stored_groups.add(group_id)
 
     def end(self, code: PublishDoneCode = PublishDoneCode.TRACK_ENDED, reason: str = "") -> None:
         """No further Object will be published. The second call changes nothing.
@@ -341,6 +343,8 @@ class LocalTrack:
         subgroups = self._groups.get(group_id, [])
         for subgroup in subgroups:
             objects = subgroup.objects
+            if not objects or objects[-1].object_id < object_id:
+                continue
             at = bisect_left(objects, object_id, key=object_id_of) if object_id else 0
             merged += [(subgroup, obj) for obj in objects[at : at + limit]]
         if len(subgroups) > 1:
@@ -373,7 +377,7 @@ class LocalTrack:
         for group_id in reversed(self._group_ids):
             for _, obj in reversed(self.objects_of(group_id)):
                 if obj.status is ObjectStatus.NORMAL:
-                    return Location(group_id, obj.object_id)
+                    return obj.location
         return None
 
     # -- watching --------------------------------------------------------------------------------
@@ -487,13 +491,11 @@ class LocalTrack:
         self.revision += 1
         self.changed(obj.have)
 
-    def discard(
-        self, subgroup: LocalSubgroup, obj: LocalObject, code: StreamErrorCode | int
-    ) -> int:
-        """Forget an Object that is not whole, gone from ``subgroup``; return its octets."""
+    def discard(self, obj: LocalObject, code: StreamErrorCode | int) -> int:
+        """Forget an Object that is not whole, gone from its Subgroup; return its octets."""
         obj.dropped, obj.cut_code, obj.parts = True, code, []
         self.revision += 1
-        location = Location(subgroup.group_id, obj.object_id)
+        location = obj.location
         if self.coverage is not None and self.coverage[location] is Knowledge.COMPLETE:
             self.coverage.mark(location, location, Knowledge.UNKNOWN)
         if self.largest == location:
@@ -512,15 +514,15 @@ class LocalTrack:
     def _let_go(self) -> Location | None:
         return None if self.lost_before is None else before(self.lost_before)
 
-    def published(self, subgroup: LocalSubgroup, obj: LocalObject) -> None:
-        """Note a new Object of ``subgroup``."""
-        location = Location(subgroup.group_id, obj.object_id)
+    def published(self, obj: LocalObject) -> None:
+        """Note a new Object."""
+        location = obj.location
         if self.largest is None or location > self.largest:
             self.largest = location
         if obj.status is ObjectStatus.END_OF_TRACK:
             self.end_of_track = True
         if obj.status is ObjectStatus.END_OF_GROUP:
-            self._group_ends[subgroup.group_id] = obj.object_id
+            self._group_ends[location.group] = obj.object_id
         self.changed(obj.have)
 
     def changed(self, octets: int) -> None:

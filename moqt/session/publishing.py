@@ -8,7 +8,6 @@ the stream carried before) and then the payload's own pieces, uncopied.
 from dataclasses import dataclass
 
 from moqt.codepoints import GroupOrder, StreamErrorCode
-from moqt.location import Location
 from moqt.session.commands import SendStreamData, StreamId
 from moqt.session.context import Context
 from moqt.session.localobjects import LocalObject, LocalSubgroup, Payload
@@ -267,7 +266,7 @@ class SubgroupFlow(ObjectFlow):
         start, end = selection.range.start, selection.range.end
         while self.index < len(objects):
             obj = objects[self.index]
-            location = Location(subgroup.group_id, obj.object_id)
+            location = obj.location
             if end is not None and location > end:
                 return None
             if location >= start and selection.wants(subgroup, obj):

@@ -28,6 +28,8 @@ def encode_vi64(value: int) -> bytes:
     """
     if 0 <= value < 0x80:
         return _ONE_OCTET[value]
+    if 0 < value < 0x4000:
+        return (_MARKS[2] | value).to_bytes(2, "big")
     size = size_vi64(value)
     if size == 9:
         return b"\xff" + value.to_bytes(8, "big")

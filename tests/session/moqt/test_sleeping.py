@@ -68,6 +68,22 @@ def test_who_wants_to_go_on_is_answered_with_the_largest_object_of_the_time_it_d
     assert sorted(locations(sleeper.pair.client.take(ObjectReceived))) == whole(3, 4)
 
 
+def test_an_update_that_comes_on_the_heels_of_a_change_is_answered_too() -> None:
+    sleeper = Sleeper()
+    pair, track = sleeper.pair, sleeper.track
+    update_id = pair.client.session.update(sleeper.request_id, Parameters({P.FORWARD: 1}))
+    pair.drain(pair.client)
+
+    track.coverage_changed()  # which the session is told of and has not looked at
+    assert pair.deliver_one()
+    assert sleeper.wanted == 1
+    track.coverage_changed()  # nor does this one wake the Track
+    track.wake()
+    pair.settle()
+
+    assert sleeper.answers() == [(update_id, Location(0, 3))]
+
+
 def test_updates_that_leave_it_paused_are_answered_at_once() -> None:
     sleeper = Sleeper()
 

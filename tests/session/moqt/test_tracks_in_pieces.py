@@ -14,6 +14,7 @@ from moqt.session.events import (
     FetchAccepted,
     FetchEnded,
     FillEnded,
+    ObjectPiece,
     ObjectReceived,
     RangeMarked,
     RequestId,
@@ -58,6 +59,29 @@ def heads(pair: Pair) -> list[int]:
         )
         for stream_id in pair.data_streams(pair.server)
     ]
+
+
+def test_who_is_told_once_of_a_batch_is_told_of_the_next_one_too() -> None:
+    pair = Pair()
+    track = pair.server.publish(LocalTrack(NAME))
+    subgroup = track.open_subgroup(0)
+    begun = subgroup.begin(0, 30)
+    subgroup.extend(begun, b"xx")
+    session = pair.client.session
+    fetch = session.fetch(NAME, location_filter=LocationFilter.none(), pieces=True)
+    fill = session.subscribe(NAME, fill=FROM_START, pieces=True)
+    pair.settle()
+
+    for _ in range(3):
+        pair.client.take()
+        subgroup.extend(begun, b"12345")
+        subgroup.extend(begun, b"678")
+        assert pair.server.woken
+        pair.settle()
+        came = {fetch: b"", fill: b""}
+        for event in pair.client.take(ObjectPiece):
+            came[event.request_id] += bytes(event.data)
+        assert came == {fetch: b"12345678", fill: b"12345678"}
 
 
 # -- cut -------------------------------------------------------------------------------------------

@@ -111,6 +111,21 @@ def test_a_payload_is_kept_in_its_pieces_and_not_copied(track: LocalTrack) -> No
     assert (obj.length, obj.have, obj.is_whole) == (1068, 1068, True)
 
 
+def test_an_object_that_has_become_whole_is_one_piece_for_who_reads_it_from_then_on(
+    track: LocalTrack,
+) -> None:
+    subgroup = track.open_subgroup(0)
+    begun = subgroup.begin(0, 6)
+    subgroup.extend(begun, b"ab")
+    inside = begun.parts
+    subgroup.extend(begun, memoryview(b"cd"))
+    assert begun.parts == [b"ab", b"cd"]
+    subgroup.extend(begun, b"ef")
+
+    assert begun.parts == [b"abcdef"]
+    assert inside == [b"ab", b"cd", b"ef"]
+
+
 def test_who_looks_for_itself_is_told_once_until_it_asks_again(track: LocalTrack) -> None:
     told: list[str] = []
 

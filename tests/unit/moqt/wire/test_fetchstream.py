@@ -155,6 +155,8 @@ def test_the_place_of_an_object_follows_from_the_one_before(
         ("1c00018001aa" + "04ffffffffffffffffff01", "outside"),
         ("1f00ffffffffffffffffff008001aa" + "0201", "exceeds"),
         ("808c0304" + "0401" + "01aa", "priority of one before"),
+        ("808c0304" + "0001aa", "priority of one before"),
+        ("1c00ffffffffffffffffff8001aa" + "0000", "outside"),
         ("808c0304" + "110001aa", "Subgroup of one before"),
         ("5c00008001aa" + "0101", "Subgroup of one before"),
         ("3c00008002b80001", "cut short"),
