@@ -310,6 +310,7 @@ class Process:
         self._reader = reader
         self._writer = writer
         self._ready = asyncio.Event()
+        self._end = ""  # how it ended
         # Awaited by close().
         self._reading = asyncio.create_task(self._read())
 
@@ -342,6 +343,8 @@ class Process:
         quic = replace(spec.quic, engine=spec.quic.engine or engine.DEFAULT)
         lane = self.lane = ProcessLane(self)
         self.idle.clear()
+        if self._end:
+            lane.finish(self._end)
         try:
             async with asyncio.timeout(START_S):
                 await self._ready.wait()
@@ -410,8 +413,9 @@ class Process:
             status = await self._process.wait()
             self._ready.set()
             self.idle.set()
+            self._end = f"its process ended with status {status}"
             if self.lane is not None:
-                self.lane.finish(f"its process ended with status {status}")
+                self.lane.finish(self._end)
 
 
 class Processes:

@@ -24,6 +24,8 @@ from kvcs.consumer.events import (
     PublicationFound,
     Summary,
 )
+from kvcs.consumer.failures import Failure
+from kvcs.consumer.processes import Process
 from kvcs.consumer.retrieval import ConnectionSpec, Retrieval, consume
 from kvcs.consumer.selection import Wish
 from kvcs.errors import ConfigError, Rejection
@@ -364,6 +366,23 @@ async def test_a_process_that_cannot_be_started_is_done_without_and_told_in_one_
     [line] = [line for line in lines if line["event"] == LogEvent.LANES_MISSING]
     assert (line["wanted"], line["found"]) == (2, 0)
     assert "status 3" in line["reason"]
+
+
+async def test_a_process_that_ended_before_it_was_needed_is_told_of_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvcs.consumer.processes._PROGRAM", "raise SystemExit(3)")
+    process = await Process.start()
+    async with asyncio.timeout(PATIENT_S):
+        await process._reading
+    spec = ConnectionSpec(uri="moqt://127.0.0.1:1/")
+    dialling = asyncio.create_task(process.dial(spec, spec.uri, 3600.0, TWO))
+    async with asyncio.timeout(PATIENT_S):
+        failure = await dialling
+    await process.close()
+
+    assert isinstance(failure, Failure)
+    assert "status 3" in failure.text
 
 
 @pytest.mark.parametrize("end", ["complete", "left"])
