@@ -167,6 +167,11 @@ class Settings(BaseSettings):
         default=None,
         description="what carries QUIC, aioquic if left out; picoquic needs kvcs[picoquic]",
     )
+    congestion_control: Literal["bbr", "reno"] | None = Field(
+        default=None,
+        description="how fast to send: reno, until packets are lost, or bbr, as fast as the path "
+        "delivers; reno if left out",
+    )
     max_datagram_octets: DatagramSetting = Field(
         default=None,
         description="UDP payload sent at most, 1200 to 16000, which the path must take; auto, the "

@@ -75,6 +75,7 @@ def quic_settings(settings: Settings) -> QuicSettings:
         connection_window=settings.connection_window,
         stream_window=settings.stream_window,
         idle_timeout_s=settings.idle_timeout_s,
+        congestion_control=settings.congestion_control,
         engine=settings.engine,
     )
     if isinstance(settings, ProducerSettings | RelaySettings):

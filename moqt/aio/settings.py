@@ -9,6 +9,9 @@ from typing import Literal, get_args
 #: The QUIC engines there are; ``moqt/aio/engine.py`` says how each is got.
 EngineName = Literal["aioquic", "picoquic"]
 
+#: What decides how much may be on its way.
+CongestionControl = Literal["reno", "bbr"]
+
 #: Connection-level flow control credit that data streams leave to control and request streams.
 CONTROL_RESERVE = 16 << 10
 
@@ -49,7 +52,9 @@ class QuicSettings:
     key_update_packets: int = 1 << 22
     """Packets under one key; AES-GCM is safe for 2**23 (RFC 9001 Section 6.6)."""
 
-    congestion_control: Literal["reno", "cubic"] = "reno"
+    congestion_control: CongestionControl | None = None
+    """``reno`` halves its window at every loss, ``bbr`` follows a model of the path, of our own on
+    ``aioquic``; None: ``reno``."""
 
     retry: bool = False
     """Whether a listener makes clients prove their address first, at the cost of a round trip."""
@@ -74,7 +79,7 @@ class QuicSettings:
             raise ValueError(f"idle_timeout_s is {self.idle_timeout_s}, not above 0")
         if not 1 <= self.key_update_packets <= 1 << 23:
             raise ValueError(f"key_update_packets is {self.key_update_packets}, not 1..2**23")
-        if self.congestion_control not in ("reno", "cubic"):
+        if self.congestion_control not in (None, *get_args(CongestionControl)):
             raise ValueError(f"congestion_control {self.congestion_control!r} is not known")
         if self.engine not in (None, *get_args(EngineName)):
             raise ValueError(f"engine {self.engine!r} is not known")

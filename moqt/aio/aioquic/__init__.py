@@ -7,7 +7,8 @@ drives it without its asyncio package, and replaces what does not fit:
 * receive windows follow what the application consumed, not what arrived;
 * control and request streams leave before data streams, and data in the order it was written;
 * datagrams are as large as the path is found to take;
-* the pacer cannot stall, and the congestion window grows only while that brings more;
+* what is sent follows NewReno, whose window grows only while that brings more, or a model of the
+  path; the pacer cannot stall;
 * keys are updated before the AEAD's limit, idle connections are kept alive.
 
 All that aioquic keeps private is touched in this package and nowhere else; the rest of the

@@ -57,7 +57,6 @@ def _configuration(
 ) -> QuicConfiguration:
     configuration = QuicConfiguration(is_client=is_client, alpn_protocols=list(alpn))
     configuration.connection_id_length = CONNECTION_ID_OCTETS
-    configuration.congestion_control_algorithm = settings.congestion_control
     configuration.idle_timeout = settings.idle_timeout_s
     configuration.max_data = settings.connection_window
     configuration.max_stream_data = settings.stream_window

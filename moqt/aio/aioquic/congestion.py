@@ -1,4 +1,4 @@
-"""Congestion and loss: aioquic's algorithms, corrected.
+"""Congestion and loss: aioquic's NewReno and its recovery, corrected, and where BBR is put in.
 
 The pacer cannot stall, and the congestion window grows only while that brings more. Datagrams may
 become larger and smaller meanwhile.
@@ -11,7 +11,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicPacketType
@@ -20,31 +19,19 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
 from aioquic.tls import Epoch
 
+from moqt.aio.aioquic.bbr import Bbr
+from moqt.aio.aioquic.pathmodel import PACING_FLOOR_S, initial_window
 from moqt.aio.aioquic.pathmtu import BASE, PathMtu
 from moqt.aio.settings import QuicSettings
 
 ONE_RTT = Epoch.ONE_RTT
 ACKED = QuicDeliveryState.ACKED
 
-#: Below this, no timer of an event loop could space packets out.
-PACING_FLOOR_S = 0.004
-
 #: A queue on the path that is not made longer.
 QUEUE_S = 0.025
 
 #: Seconds after which the least RTT is measured anew; it counts for as long again.
 RTT_EPOCH_S = 60.0
-
-
-def initial_window(octets: int) -> int:
-    """Return what may be on its way before anything is known of a path (RFC 9002 Section 7.2).
-
-    aioquic 1.7.2 always takes ten datagrams, which is right up to those of Ethernet.
-
-    Args:
-        octets: The size of a datagram.
-    """
-    return min(10 * octets, max(14_720, 2 * octets))
 
 
 class DataPacket:
@@ -78,8 +65,8 @@ class DataPacket:
         return [(self.deliver, frame) for frame in self.frames]
 
 
-class _ModestWindow:
-    """Mixin: a window grows only while more of it would bring more.
+class Reno(RenoCongestionControl):
+    """NewReno (RFC 9002 Section 7), whose window grows only while more would bring more.
 
     aioquic 1.7.2 grows it with every acknowledgement. So an application that sends little ends up
     with a window that allows a burst no path can take (RFC 9002 Section 7.8). And one that sends
@@ -88,9 +75,6 @@ class _ModestWindow:
     queue is the receiver's socket buffer, which loses what it cannot hold.
     """
 
-    bytes_in_flight: int
-    congestion_window: int
-    ssthresh: int | None
     in_flight_at_ack = 0
     #: The size of packets whose arrival is worth knowing, and the last such packet.
     watched_octets = math.inf
@@ -106,7 +90,7 @@ class _ModestWindow:
     _round_end = 0.0
 
     def __init__(self, *, max_datagram_size: int) -> None:
-        super().__init__(max_datagram_size=max_datagram_size)  # type: ignore[call-arg]
+        super().__init__(max_datagram_size=max_datagram_size)
         self.congestion_window = initial_window(max_datagram_size)
 
     def resize(self, octets: int) -> None:
@@ -120,17 +104,18 @@ class _ModestWindow:
         self.congestion_window = max(self.congestion_window, least)
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        """Note a packet that arrived."""
         if packet.sent_bytes >= self.watched_octets:
             self.witness = packet.packet_number
         self._take_acked(now, packet)
 
-    def on_data_acked(self, now: float, packet: DataPacket, packets: int) -> None:
-        """Take ``packets`` that were sent at one time for one, the sum of them."""
+    def on_data_acked(self, now: float, packet: DataPacket) -> None:
+        """Note packets that left at one time, as the sum of them."""
         self._take_acked(now, packet)
 
     def _take_acked(self, now: float, packet: QuicSentPacket | DataPacket) -> None:
         window = self.congestion_window
-        super().on_packet_acked(now=now, packet=packet)  # type: ignore[misc]
+        super().on_packet_acked(now=now, packet=packet)  # type: ignore[arg-type]
         if self.congestion_window > window and (
             self.in_flight_at_ack * 2 < window
             or self.queue_s > QUEUE_S
@@ -138,8 +123,16 @@ class _ModestWindow:
         ):
             self.congestion_window = window
 
+    def on_acks_taken(self, now: float) -> bool:
+        """Conclude nothing from a batch of acknowledgements that was not from each of them."""
+        return False
+
+    def on_starved(self, now: float) -> None:
+        """Make nothing of an application that has no more to send: see ``in_flight_at_ack``."""
+
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
-        super().on_rtt_measurement(now=now, rtt=rtt)  # type: ignore[misc]
+        """Take the RTT of the newest packet that an acknowledgement is about."""
+        super().on_rtt_measurement(now=now, rtt=rtt)
         if now >= self._epoch_end:  # routes change, so what was least does not count for ever
             self._floors = math.inf, self._floors[0]
             self._epoch_end = now + RTT_EPOCH_S
@@ -155,31 +148,6 @@ class _ModestWindow:
             self._round_end = now + rtt
             if self.queue_s > QUEUE_S and self.ssthresh is None:
                 self.ssthresh = self.congestion_window
-
-
-class Reno(_ModestWindow, RenoCongestionControl):
-    """NewReno (RFC 9002 Section 7)."""
-
-
-class Cubic(_ModestWindow, CubicCongestionControl):
-    """CUBIC (RFC 9438)."""
-
-    def reset(self) -> None:
-        """Begin anew, as after a long silence."""
-        super().reset()
-        self.congestion_window = self._W_max = initial_window(self._max_datagram_size)
-
-    def resize(self, octets: int) -> None:
-        """Go on with datagrams of another size."""
-        super().resize(octets)
-        self.additive_increase_factor = octets
-
-    def on_data_acked(self, now: float, packet: DataPacket, packets: int) -> None:
-        """Take ``packets`` one by one, as aioquic's formula wants them."""
-        octets, more = divmod(packet.sent_bytes, packets)
-        for index in range(packets):
-            packet.sent_bytes = octets + (index < more)
-            self._take_acked(now, packet)
 
 
 class Pacer(QuicPacketPacer):
@@ -234,8 +202,11 @@ class Pacer(QuicPacketPacer):
         """Take over a new window and RTT."""
         if smoothed_rtt < PACING_FLOOR_S:
             self._rate = None
-            return
-        self._rate = self.GAIN * congestion_window / smoothed_rtt
+        else:
+            self._pace(self.GAIN * congestion_window / smoothed_rtt)
+
+    def _pace(self, rate: float) -> None:
+        self._rate = rate
         self._fit_bucket()
 
     def _fit_bucket(self) -> None:
@@ -243,10 +214,26 @@ class Pacer(QuicPacketPacer):
         self._bucket_octets = max(initial_window(self._max_datagram_size), owed)
 
 
+class ModelPacer(Pacer):
+    """Spaces packets out at the rate of a model, on paths that are not too short for it."""
+
+    def __init__(self, *, max_datagram_size: int, model: Bbr) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self._model = model
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """Take over the rate of the model, whatever the window."""
+        rate = self._model.pacing_rate
+        if rate is None:
+            self._rate = None
+        else:
+            self._pace(rate)
+
+
 class Recovery(QuicPacketRecovery):
     """Loss recovery that knows how full the window was, counts losses, and knows probes of size."""
 
-    _cc: Reno | Cubic
+    _cc: Reno | Bbr  # type: ignore[assignment]  # only what is called here
     _pacer: Pacer
     lost = 0
     #: What is told of packets larger than the base; None where the size is fixed.
@@ -278,6 +265,12 @@ class Recovery(QuicPacketRecovery):
         )
         if self._cc.watched_octets != math.inf:
             self._judge(space.largest_acked_packet, now)
+        if self._cc.on_acks_taken(now) and self._rtt_initialized:
+            self._pacer.update_rate(self._cc.congestion_window, self._rtt_smoothed)
+
+    def on_starved(self, now: float) -> None:
+        """Note that all has been sent that there is to send."""
+        self._cc.on_starved(now)
 
     def _take_data_packets(
         self, ack_rangeset: RangeSet, now: float, space: QuicPacketSpace
@@ -297,7 +290,7 @@ class Recovery(QuicPacketRecovery):
             return
         for _, together in groupby(packets, attrgetter("sent_time")):
             burst = list(together)
-            self._cc.on_data_acked(now, _sum_of(burst), len(burst))
+            self._cc.on_data_acked(now, _sum_of(burst))
         space.ack_eliciting_in_flight -= len(packets)
         watched = self._cc.watched_octets
         if watched != math.inf:
@@ -400,14 +393,19 @@ def recovery_for(connection: QuicConnection, settings: QuicSettings) -> Recovery
     """Return the recovery that replaces the one ``connection`` was made with."""
     octets = connection.configuration.max_datagram_size
     recovery = Recovery(
-        congestion_control_algorithm=settings.congestion_control,
+        congestion_control_algorithm="reno",  # of those that aioquic knows; replaced below
         initial_rtt=connection.configuration.initial_rtt,
         max_datagram_size=octets,
         peer_completed_address_validation=not connection.configuration.is_client,
         send_probe=connection._send_probe,
         logger=connection._logger,
     )
-    algorithm = Reno if settings.congestion_control == "reno" else Cubic
-    recovery._cc = algorithm(max_datagram_size=octets)
-    recovery._pacer = Pacer(max_datagram_size=octets)
+    if settings.congestion_control == "bbr":
+        model = Bbr(max_datagram_size=octets)
+        recovery._cc, recovery._pacer = model, ModelPacer(max_datagram_size=octets, model=model)
+    else:
+        recovery._cc, recovery._pacer = (
+            Reno(max_datagram_size=octets),
+            Pacer(max_datagram_size=octets),
+        )
     return recovery

@@ -143,6 +143,8 @@ class DataPackets(KeyUpdates, OutboundStreams):
             address = network_path.addr
             datagrams += [(data, address) for data in self._sealed]
             self._sealed, self._fresh = [], []
+        if not (self._bulk or self._urgent):
+            self._loss.on_starved(now)
         return datagrams
 
 

@@ -94,7 +94,7 @@ class Worker:
             initial_max_data=settings.connection_window,
             initial_max_streams_bidi=MAX_STREAMS_BIDI,
             initial_max_streams_uni=MAX_STREAMS_UNI,
-            congestion_control_algorithm=settings.congestion_control,
+            congestion_control_algorithm=settings.congestion_control or "reno",
             key_update_interval=settings.key_update_packets,
             socket_buffer_size=SOCKET_BUFFER,
             ip_family=family if family == socket.AF_INET6 else socket.AF_INET,

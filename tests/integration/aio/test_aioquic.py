@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import uvloop
@@ -21,7 +22,12 @@ from moqt.aio.aioquic.connection import Connection
 from moqt.aio.aioquic.listener import Listener
 from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.errors import AlpnMismatchError, DialError, TlsAlertError
-from moqt.aio.settings import CONTROL_RESERVE, DATAGRAM_BACKLOG, QuicSettings
+from moqt.aio.settings import (
+    CONTROL_RESERVE,
+    DATAGRAM_BACKLOG,
+    CongestionControl,
+    QuicSettings,
+)
 from moqt.aio.tls import CertificateFiles, ClientTls, ServerTls, make_certificates
 from moqt.aio.transport import (
     INTERNAL_ERROR,
@@ -390,9 +396,11 @@ async def test_twenty_megabytes_go_one_way_in_one_process(
 
 
 @pytest.mark.parametrize(
-    "settings", [QuicSettings(), QuicSettings(congestion_control="cubic")], ids=["reno", "cubic"]
+    "settings",
+    [QuicSettings(congestion_control=name) for name in get_args(CongestionControl)],
+    ids=get_args(CongestionControl),
 )
-def test_the_engine_runs_on_uvloop_with_either_congestion_control(
+def test_the_engine_runs_on_uvloop_with_each_congestion_control(
     certificates: CertificateFiles, settings: QuicSettings
 ) -> None:
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import uvloop
@@ -16,7 +17,7 @@ import uvloop
 from moqt.aio import tls
 from moqt.aio.engine import Engine, EngineUnavailableError, engine_named
 from moqt.aio.errors import AlpnMismatchError, DialError, TlsAlertError
-from moqt.aio.settings import EngineName, QuicSettings
+from moqt.aio.settings import CongestionControl, EngineName, QuicSettings
 from moqt.aio.tls import CertificateFiles, ClientTls, ServerTls, make_certificates
 from moqt.aio.transport import (
     INTERNAL_ERROR,
@@ -393,9 +394,11 @@ async def test_twenty_megabytes_go_one_way_in_one_process(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [QuicSettings(), QuicSettings(congestion_control="cubic")], ids=["reno", "cubic"]
+    "settings",
+    [QuicSettings(congestion_control=name) for name in get_args(CongestionControl)],
+    ids=get_args(CongestionControl),
 )
-def test_the_engine_runs_on_uvloop_with_either_congestion_control(
+def test_the_engine_runs_on_uvloop_with_each_congestion_control(
     ends: Ends, settings: QuicSettings
 ) -> None:
 

@@ -15,7 +15,7 @@ from aioquic.quic import connection as aioquic_connection
 from structlog.testing import capture_logs
 
 from moqt.aio.aioquic import pathmtu
-from moqt.aio.aioquic.congestion import initial_window
+from moqt.aio.aioquic.pathmodel import initial_window
 from moqt.aio.aioquic.pathmtu import BASE, CEILING
 from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.engine import engine_named

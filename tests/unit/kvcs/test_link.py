@@ -26,6 +26,7 @@ def test_settings_reach_what_they_are_about() -> None:
     settings = ProducerSettings(
         connect=(RELAY,),
         max_datagram_octets=1452,
+        congestion_control="bbr",
         max_connections=3,
         idle_timeout_s=7,
         ca_file=Path("ca.pem"),
@@ -37,6 +38,7 @@ def test_settings_reach_what_they_are_about() -> None:
 
     quic = quic_settings(settings)
     assert (quic.max_datagram_octets, quic.max_connections, quic.idle_timeout_s) == (1452, 3, 7)
+    assert quic.congestion_control == "bbr"
     assert client_tls(settings) == ClientTls(Path("ca.pem"), verify=False, server_name="relay")
     options = ProducerOptions.of(settings)
     assert options.encodings == (Encoding(), Encoding(joint=True))

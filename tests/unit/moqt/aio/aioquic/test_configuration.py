@@ -15,7 +15,6 @@ SETTINGS = QuicSettings(
     connection_window=3 << 20,
     stream_window=2 << 20,
     idle_timeout_s=7.0,
-    congestion_control="cubic",
 )
 
 
@@ -70,7 +69,6 @@ def test_the_limits_are_taken_over() -> None:
     assert configuration.max_data == 3 << 20
     assert configuration.max_stream_data == 2 << 20
     assert configuration.idle_timeout == 7.0
-    assert configuration.congestion_control_algorithm == "cubic"
 
 
 def test_datagrams_are_always_accepted() -> None:
