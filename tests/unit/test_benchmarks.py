@@ -191,7 +191,7 @@ def test_files_are_called_as_they_are_imported(part: Any) -> None:
         "aioquic.quic.packet"
     )
     assert module_of("/usr/lib/python3.11/hmac.py") == "hmac"
-    assert module_of("/home/me/raw_quic.py") == "raw_quic"
+    assert module_of("/some/where/raw_quic.py") == "raw_quic"
     assert module_of("/v/kvcs/.venv/lib/python3.12/site-packages/numpy/a.py") == "numpy.a"
     assert module_of("<frozen importlib._bootstrap>") == "frozen importlib._bootstrap"
     assert module_of("<string>") == "generated"

@@ -124,7 +124,7 @@ class Reno(RenoCongestionControl):
             self.congestion_window = window
 
     def on_acks_taken(self, now: float) -> bool:
-        """Conclude nothing from a batch of acknowledgements that was not from each of them."""
+        """Leave it at what each acknowledgement of a batch has changed; return False."""
         return False
 
     def on_starved(self, now: float) -> None:
