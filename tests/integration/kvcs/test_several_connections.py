@@ -311,7 +311,7 @@ async def test_a_part_is_spread_without_the_rest(
         await filled(scene.open())
         events = await run(scene.retrieve(sink, wish=wish, settings=TWO))
 
-    assert ready(events) == [2, 3]
+    assert sorted(ready(events)) == [2, 3]
     assert sink.placed.total() == 2 * 2 * 3
     assert set(sink.placed.values()) == {1}
     assert of_kind(events, PublicationComplete)[0].summary.unwanted == 0
@@ -477,13 +477,14 @@ async def test_when_all_are_lost_for_good_it_says_at_the_deadline_exactly_what_i
         await fill(handle, [0, 1])
         settings = replace(THREE, deadline_s=1.5)
         async with scene.retrieve(sink, settings=settings) as retrieval:
-            await retrieval.layer(1, timeout_s=PATIENCE_S)
+            for layer in (0, 1):
+                await retrieval.layer(layer, timeout_s=PATIENCE_S)
             await scene.producer._servers[0].close(drain_s=0)
             events = await the_rest(retrieval)
 
     [failed] = of_kind(events, Failed)
     assert failed.reason is FailureReason.EXPIRED
-    assert ready(events) == [0, 1]
+    assert sorted(ready(events)) == [0, 1]
     assert missing_places(failed) + sink.placed == EVERYTHING
 
 
@@ -498,7 +499,8 @@ async def test_another_relay_goes_on_over_as_many_connections(
         handle = scene.open()
         await fill(handle, [0, 1])
         async with scene.retrieve(sink, more=[other], settings=TWO) as retrieval:
-            await retrieval.layer(1, timeout_s=PATIENCE_S)
+            for layer in (0, 1):
+                await retrieval.layer(layer, timeout_s=PATIENCE_S)
             await scene.producer._servers[0].close(drain_s=0)
             await fill(handle, range(2, LAYERS))
             await handle.finish()
