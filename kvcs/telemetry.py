@@ -53,6 +53,9 @@ class LogEvent(StrEnum):
     WAY_TAKEN = "another connection taken"
     LANES_MISSING = "fewer connections than wanted"
     LANE_LOST = "one of several connections lost"
+    PUBLICATION_JOINED = "another publication goes on"
+    PUBLICATION_BAD = "publication is bad"
+    BLOCKS_MISSED = "block service did not help"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"
 

@@ -32,7 +32,8 @@ with. Works before, during and after production.
 
 PROMPT is a JSON file with the members "descriptor" and "tokens". With --json, every event is one
 JSON object on standard output; the last one is publication-complete or failed, and failed lists
-exactly which layers, tracks and blocks are missing.
+exactly which layers, tracks and blocks are missing, and which tokens are left to be computed, from
+which layer on.
 """
 EPILOG = """\
 Exit status: 0 everything is there; 3 no publication was found; 4 every one was refused; 8 objects
@@ -101,7 +102,7 @@ async def run(args: Namespace) -> int:
         if args.json:
             output.write(line)
         else:
-            output.tell(line.pop("event"), **_flat(line))
+            output.tell(line.pop("event"), **_flat(event, line))
 
     retrieval_settings = RetrievalSettings(
         deadline_s=settings.deadline_s,
@@ -112,6 +113,7 @@ async def run(args: Namespace) -> int:
         prefixes=settings.prefixes,
         connections=settings.connections,
         processes=settings.processes,
+        recompute_tokens_per_s=settings.recompute_tokens_per_s,
     )
     retrieval = consume(
         expected, connections, sink, wish=wish, settings=retrieval_settings, on_event=tell
@@ -138,7 +140,7 @@ def _layers(text: str | None, layers: int) -> range | None:
     return range(int(first), int(last) + 1)
 
 
-def _flat(line: dict[str, Any]) -> dict[str, Any]:
+def _flat(event: Event, line: dict[str, Any]) -> dict[str, Any]:
     """Return one level of values, as people read them: nested ones by their own names."""
     flat: dict[str, Any] = {}
     for name, value in line.items():
@@ -147,7 +149,8 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             flat |= value
         elif isinstance(value, list):
-            flat[name] = "; ".join(map(str, value)) or None
+            # As the event has them: what is missing reads better than its JSON.
+            flat[name] = "; ".join(map(str, getattr(event, name))) or None
         else:
             flat[name] = value
     return flat

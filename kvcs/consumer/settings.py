@@ -1,5 +1,6 @@
 """How long a retrieval waits for what, and how much it holds."""
 
+import math
 from dataclasses import dataclass
 
 from kvcs.consumer.assembler import EARLY_OCTETS
@@ -94,6 +95,11 @@ class RetrievalSettings:
     max_rejected: int = 1000
     """Objects that are rejected before the publication is given up."""
 
+    recompute_tokens_per_s: float | None = None
+    """The caller's estimate of how many tokens it computes in a second. Recovery of what is
+    missing, from the first failure on, never lasts longer than computing the tokens concerned
+    would, nor is anything waited for in silence for as long. None: the deadline alone ends it."""
+
     def __post_init__(self) -> None:
         for name in (
             "deadline_s", "connect_timeout_s", "request_timeout_s", "discovery_timeout_s",
@@ -108,6 +114,11 @@ class RetrievalSettings:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        rate = self.recompute_tokens_per_s
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError(
+                f"recompute_tokens_per_s is {rate}, expected a number of tokens/s above 0"
+            )
         if self.connections > MAX_CONNECTIONS:
             raise ConfigError(
                 f"connections is {self.connections}, expected {MAX_CONNECTIONS} or less"
