@@ -6,7 +6,6 @@ What is asked for, and what is believed, is decided by :mod:`kvcs.consumer.secti
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import structlog
 
@@ -24,7 +23,7 @@ from kvcs.consumer.sections import (
     check_section,
     wanted_sections,
 )
-from kvcs.errors import BadObject, KvcsError
+from kvcs.errors import BadObject, KvcsError, NotFound
 from kvcs.kvsp.layout import Layout
 from kvcs.profile.naming import DataTrack
 from kvcs.telemetry import LogEvent
@@ -62,6 +61,8 @@ async def fill(
         while left:
             batch, left = left[:AT_ONCE], left[AT_ONCE:]
             await _bring(source, assembler, job, judge, {key: wanted[key] for key in batch})
+    except NotFound as exc:
+        return Failure(FailureReason.NOT_FOUND, f"{source.name}: {exc}")
     except (KvcsError, OSError) as exc:  # TimeoutError is an OSError
         text = f"{source.name}: {str(exc) or 'no section in time'}"
         log.info(LogEvent.BLOCKS_MISSED, source=source.name, reason=text)
@@ -80,8 +81,8 @@ async def _bring(
 ) -> None:
     name, patience_s = assembler.publication, job.settings.request_timeout_s
     layout = Layout.of(job.expected.descriptor)
-    found: Any = source.sections(name.scope_id, name.compatibility_id, tuple(wanted), layout)
-    async with aclosing(found):
+    sections = source.sections(name.scope_id, name.compatibility_id, tuple(wanted), layout)
+    async with aclosing(sections) as found:
         while True:
             async with asyncio.timeout(patience_s):
                 section = await anext(found, None)

@@ -252,6 +252,7 @@ class Pursuit:
                     discovery.tried(name)
                     failure = Failure(FailureReason.REFUSED, f"known to be bad: {why}")
                     self._tell_refused(name, failure.text)
+                patience = self._settings.another_s
                 continue
             if not names:
                 if lead.closed is not None:
@@ -269,7 +270,7 @@ class Pursuit:
                     continue
             name = names[0] if opened is None else opened.name
             discovery.tried(name)
-            current = self._take_up(name, opened, which, failure)
+            current = self._take_up(name, opened, failure)
             if isinstance(current, Failure):
                 failure = failure or current
                 continue
@@ -291,7 +292,7 @@ class Pursuit:
         return current.assembler.any_ready or current.assembler.is_worth_joining
 
     def _take_up(
-        self, name: PublicationName, opened: Opened | None, which: Ask, why: Failure | None
+        self, name: PublicationName, opened: Opened | None, why: Failure | None
     ) -> Download | Failure:
         """Return the download of a publication that was found, which is the current one then."""
         current = self.current

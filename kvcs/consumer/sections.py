@@ -11,7 +11,7 @@ answers for them:
 * a layer digest that comes with them, SHA-256 over K and then V, has to fit in any case.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple, Protocol
@@ -67,11 +67,11 @@ class SectionSource(Protocol):
         compatibility_id: bytes,
         wanted: Sequence[SectionKey],
         layout: Layout,
-    ) -> AsyncIterator[Section]:
+    ) -> AsyncGenerator[Section, None]:
         """Yield what it has of what is wanted, as it comes, in any order.
 
         What it does not have is left out. Whoever iterates has a deadline for each section, and
-        may stop at any time.
+        closes the generator, perhaps before its end.
 
         Args:
             scope_id: The scope.
@@ -80,7 +80,8 @@ class SectionSource(Protocol):
             layout: How long the sections are.
 
         Raises:
-            KvcsError: From the iteration, if it cannot be asked or does not answer as it should.
+            NotFound: From the iteration, if it has nothing of the model or does not know us.
+            KvcsError: If it cannot be asked or does not answer as it should.
             OSError: If it cannot be reached.
             TimeoutError: If it does not answer in time.
         """

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -215,7 +215,7 @@ class Blocks:
         compatibility_id: bytes,
         wanted: Sequence[SectionKey],
         layout: Layout,
-    ) -> AsyncIterator[Section]:
+    ) -> AsyncGenerator[Section, None]:
         expected = expectations()
         assert scope_id == expected.scope_key.scope_id
         assert compatibility_id == expected.scope_key.compatibility_id(COMPAT)
