@@ -58,6 +58,7 @@ class LogEvent(StrEnum):
     BLOCKS_MISSED = "block service did not help"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"
+    GARBAGE_COLLECTED = "garbage collected"
 
 
 class Counter(StrEnum):

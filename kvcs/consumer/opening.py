@@ -8,7 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from kvcs.consumer.assembler import Assembler
-from kvcs.consumer.events import Event, TokenRange
+from kvcs.consumer.events import Event, FailureReason, TokenRange
+from kvcs.consumer.failures import Failure
 from kvcs.consumer.recomputing import lacks, ranges, tokens_left
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.settings import RetrievalSettings
@@ -43,6 +44,14 @@ class Refused(Exception):
         super().__init__(text)
         self.again = again
         self.busy = busy
+
+
+def refused(why: Refused) -> Failure:
+    """Return what becomes of a retrieval of that publication.
+
+    Who has no room now has it later, until the deadline, like one that was lost.
+    """
+    return Failure(FailureReason.REFUSED, str(why), again=why.again, lost=why.busy)
 
 
 class Opened(NamedTuple):

@@ -19,7 +19,7 @@ from kvcs.consumer.failures import Failure, connection_lost, more_telling
 from kvcs.consumer.joining import Bond
 from kvcs.consumer.lanes import Lanes
 from kvcs.consumer.moving import Bound, Moved, Movements
-from kvcs.consumer.opening import Job, Opened, Refused
+from kvcs.consumer.opening import Job, Opened, Refused, refused
 from kvcs.consumer.processes import Processes
 from kvcs.consumer.recovery import (
     Ask,
@@ -234,12 +234,22 @@ class Pursuit:
     ) -> Failure | None:
         """Find publications and try one after the other; ``failure`` is that of the current one."""
         lost = self.recovery.something_lost
-        discovery = Discovery(lead, self._job, self._tell_found)
+        bad: list[Failure] = []
+
+        def found(name: PublicationName, blocks: int) -> None:
+            self._tell_found(name, blocks)
+            why = self._sources.bad.why_bad(name, self._loop.time(), at=lanes.uri)
+            if why is not None:
+                discovery.tried(name)
+                bad.append(Failure(FailureReason.REFUSED, f"known to be bad: {why}"))
+                self._tell_refused(name, bad[-1].text)
+
+        discovery = Discovery(lead, self._job, found)
         if self.current is not None and (which is Ask.ANOTHER or not lost):
             discovery.tried(self.current.name)
-        refused = await discovery.look_for(self._sources.prefixes, group)
-        if refused is not None:  # nobody is left to tell of a publication
-            failure = more_telling(failure, refused)
+        nobody = await discovery.look_for(self._sources.prefixes, group)
+        if nobody is not None:  # is left to tell of a publication
+            failure = more_telling(failure, nobody)
             over = lead.closed is not None
             return more_telling(failure, connection_lost(lead.closed)) if over else failure
         patience = self._settings.discovery_timeout_s
@@ -247,14 +257,9 @@ class Pursuit:
             patience = self._settings.another_s
         while True:
             names = discovery.best()
-            if bad := self._why_bad(names, lanes.uri):
-                for name, why in bad.items():
-                    discovery.tried(name)
-                    failure = Failure(FailureReason.REFUSED, f"known to be bad: {why}")
-                    self._tell_refused(name, failure.text)
-                patience = self._settings.another_s
-                continue
             if not names:
+                if bad:
+                    failure, patience = failure or bad[-1], self._settings.another_s
                 if lead.closed is not None:
                     return more_telling(failure, connection_lost(lead.closed))
                 if not await discovery.appears(patience):
@@ -263,8 +268,8 @@ class Pursuit:
                 continue
             patience = self._settings.another_s
             opened = None
-            if len(names) > 1 or self._may_join:
-                opened, refusal = await discovery.choose(names, self._tell_refused)
+            if not self._settings.eager or len(names) > 1 or self._may_join:
+                opened, refusal = await discovery.choose(self._note_refusal)
                 if opened is None:
                     failure = refusal or failure
                     continue
@@ -277,12 +282,6 @@ class Pursuit:
             failure = await self._run_publication(lead, lanes, current, opened)
             if failure is None or not may_look_for_another(failure, self._standing, which):
                 return failure
-
-    def _why_bad(self, names: Sequence[PublicationName], uri: str) -> dict[PublicationName, str]:
-        """Return those of some publications that were proven bad at a relay, and what proves it."""
-        now = self._loop.time()
-        found = {name: self._sources.bad.why_bad(name, now, at=uri) for name in names}
-        return {name: why for name, why in found.items() if why is not None}
 
     @property
     def _may_join(self) -> bool:
@@ -330,19 +329,21 @@ class Pursuit:
         except Refused as exc:
             if lead.closed is not None:
                 return connection_lost(lead.closed)
-            # Who has no room now has it later, until the deadline, like one that was lost.
-            failure = Failure(FailureReason.REFUSED, str(exc), again=exc.again, lost=exc.busy)
+            failure = refused(exc)
         if failure is None:
             return None
-        if failure.reason is FailureReason.REFUSED and not (
-            (self.recovery.something_lost or failure.lost) and failure.again
-        ):  # or it may come back
-            self._tell_refused(publication.name, failure.text)
+        if failure.reason is FailureReason.REFUSED:
+            self._note_refusal(publication.name, failure)
         if failure.reason is FailureReason.CONTRADICTED:
             self._note_bad(publication.name, failure.text, lanes.uri)
             if not is_final(failure, self._standing):
                 self._drop_current(failure)
         return failure
+
+    def _note_refusal(self, name: PublicationName, failure: Failure) -> None:
+        """Tell of a publication that cannot be used, unless it may come back."""
+        if not ((self.recovery.something_lost or failure.lost) and failure.again):
+            self._tell_refused(name, failure.text)
 
     def _proven_bad(self, conn: MoqtConnection, name: PublicationName, why: str) -> None:
         if (uri := self._sessions.uri_of(conn)) is not None:
