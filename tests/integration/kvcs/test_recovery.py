@@ -1,6 +1,7 @@
 """Whatever is lost at whatever moment, a consumer ends in time, and what it says is right."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from kvcs.consumer.events import (
     Event,
     Failed,
     FailureReason,
+    ManifestAccepted,
     ObjectRejected,
     PublicationComplete,
     PublicationFound,
@@ -26,6 +28,7 @@ from moqt.session.localtrack import LocalTrack
 from tests.integration.kvcs.faults import (
     DATA,
     Blocks,
+    Copy,
     Moment,
     copied,
     exactly,
@@ -525,7 +528,7 @@ async def test_one_that_was_proven_bad_is_not_chosen_again_by_whoever_knows_of_i
     bad = BadPublications()
     async with on_stage(certificates) as scene:
         one = await filled(scene.open())
-        corrupt(one, *_first_manifest(one), flip(40))  # inside of the Compatibility Descriptor
+        corrupt(one, *_manifest(one), flip(40))  # inside of the Compatibility Descriptor
         other = await filled(scene.open())
         found: list[list[Event]] = []
         for _ in range(2):
@@ -541,6 +544,49 @@ async def test_one_that_was_proven_bad_is_not_chosen_again_by_whoever_knows_of_i
     assert len(bad) == 1
 
 
-def _first_manifest(one: Publication) -> tuple[str, int, int]:
+async def test_one_that_contradicts_itself_before_anything_was_used_makes_way_for_another(
+    certificates: CertificateFiles,
+) -> None:
+    sink, bad = CountingSink(), BadPublications()
+
+    async with on_stage(certificates) as scene:
+        one, other = copied(await filled(scene.open())), copied(await filled(scene.open()))
+    track, _, _ = _manifest(one)
+    [*_, (last, [subgroup])] = sorted(one.tracks[track.encode()]._groups.items())
+    payload = b"".join(subgroup.objects[0].parts)
+    live = one.tracks[track.encode()] = LocalTrack(one.tracks[track.encode()].name)
+    publish(live, 0, payload.replace(f'"version":{last}'.encode(), b'"version":0'))
+    for name in DATA:
+        one.tracks[name] = LocalTrack(one.tracks[name].name)
+    async with (
+        standing(certificates, one) as first,
+        standing(certificates, other) as second,
+        consume(
+            expectations(), [first.spec, second.spec], sink, bad=bad, settings=QUICK
+        ) as retrieval,
+    ):
+        async for event in retrieval:
+            if isinstance(event, ManifestAccepted):
+                break
+        lie = payload.replace(f'"version":{last}'.encode(), b'"version":1')
+        publish(live, 1, lie.replace(b'"deterministic":false', b'"deterministic":true'))
+        events = await rest_of(retrieval)
+
+    assert assert_whole(events, sink).publication == other.name
+    [refusal] = of_kind(events, PublicationRefused)
+    assert refusal.publication == one.name
+    assert "a later manifest changes deterministic" in refusal.text
+    assert bad.why_bad(one.name, time.monotonic(), at=first.spec.uri) == refusal.text
+    assert bad.why_bad(one.name, time.monotonic(), at=second.spec.uri) is None
+
+
+def publish(track: LocalTrack, group: int, payload: bytes) -> None:
+    subgroup = track.open_subgroup(group, 0, priority=0, holds_end_of_group=True)
+    subgroup.publish(0, payload)
+    subgroup.close()
+
+
+def _manifest(one: Publication | Copy) -> tuple[str, int, int]:
+    """Return where the newest manifest of a publication is."""
     [name] = [name for name in one.tracks if name.startswith(b"manifest")]
     return name.decode(), max(one.tracks[name]._groups), 0
