@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from kvcs.consumer.retrieval import BadPublications, Retrieval, consume
 from kvcs.consumer.selection import Wish
 from kvcs.errors import Rejection
 from kvcs.producer.publication import Publication
+from kvcs.store.shared import SharedArraySink
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import PublishDoneCode, StreamErrorCode
 from moqt.session.localtrack import LocalTrack
@@ -415,6 +417,42 @@ async def test_a_segment_of_which_nothing_came_is_had_from_another_publication(
     assert sink.placed == EVERYTHING
     assert sink.calls == ["begin", "done"]
     assert len(of_kind(events, PublicationFound)) == 2
+    assert_same_cache(sink)
+
+
+async def test_so_it_is_with_connections_in_processes_of_their_own(
+    certificates: CertificateFiles,
+) -> None:
+    moment = Moment(2, 3)
+
+    sink, blocks = SharedArraySink(), Blocks()
+    async with (
+        on_stage(certificates, deterministic=True) as first,
+        on_stage(certificates, deterministic=True) as scene,
+    ):
+        await moment.produce(first.open())
+        copy = copied(await filled(scene.open()), lacks=(b"v.raw.s0", 4))
+        settings = replace(QUICK, processes=True, connections=2, deadline_s=2 * PATIENCE_S)
+        async with (
+            standing(certificates, copy) as second,
+            consume(
+                expectations(),
+                [first.spec, second.spec],
+                sink,
+                blocks=[blocks],
+                settings=settings,
+            ) as retrieval,
+        ):
+            await retrieval.layer(1, timeout_s=PATIENCE_S)
+            await first.producer._servers[0].close(drain_s=0)
+            async with asyncio.timeout(2 * PATIENCE_S):
+                events = [event async for event in retrieval]
+
+    complete = events[-1]
+    assert isinstance(complete, PublicationComplete), complete
+    assert complete.publication == copy.name
+    assert complete.summary.objects == EVERYTHING.total()
+    assert {key.layer for key in blocks.asked} == {4}
     assert_same_cache(sink)
 
 
