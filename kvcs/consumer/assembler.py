@@ -182,7 +182,7 @@ class Assembler:
         self._objects = self._octets = self._attested = 0
         self._duplicates = self._unwanted = self._rejected = 0
         self._follows = follows
-        self._closed: set[int] = set()  # segments of which nothing is asked for any more
+        self._kept: set[int] = set()  # segments that are there, of another publication
 
     # -- the manifest ----------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Assembler:
             )
         ]
         for number, segment in self._segments.items():
-            if number in self._closed:
+            if number in self._kept:
                 continue  # its digests are another publication's
             segment.entry = manifest.segments[segment.plan.segment]
             events += self._attest(segment)
@@ -260,12 +260,12 @@ class Assembler:
             raise CannotJoin(f"nothing is wanted of its segment {lost[0]}")
         if before.extent not in (None, self.extent):
             raise CannotJoin(f"it has blocks {self.extent}, expected {before.extent}")
-        if all(joints.get(n) in (Joint.KEPT, Joint.CLOSED) for n in self._segments):
-            raise CannotJoin("what is missing may not be mixed with what is there")
+        if all(joints.get(number) is Joint.KEPT for number in self._segments):
+            raise CannotJoin("it lists nothing of what is missing")
         for number, joint in joints.items():
             segment = self._segments[number] = before.hand_over(number)
-            if joint is not Joint.CONTINUED:
-                self._closed.add(number)
+            if joint is Joint.KEPT:
+                self._kept.add(number)
             for track in segment.tracks:
                 track.listed = 0
         tracks = (track for segment in self._segments.values() for track in segment.tracks)
@@ -480,10 +480,6 @@ class Assembler:
         """Whether every wanted layer of a planned segment is ready."""
         return self._segments[segment].unready == 0
 
-    def is_segment_over(self, segment: int) -> bool:
-        """Whether nothing of a planned segment is to be asked for any more."""
-        return segment in self._closed or self.is_segment_ready(segment)
-
     def told_ready(self) -> Iterator[tuple[int, tuple[range, ...]]]:
         """Yield each segment of which layers were reported, and those in ascending runs."""
         for number, segment in self._segments.items():
@@ -505,7 +501,6 @@ class Assembler:
                     entry=segment.entry,
                     begun=any(row.have for track in segment.tracks for row in track.rows.values()),
                     complete=segment.unready == 0,
-                    closed=number in self._closed,
                     unlisted=tuple(
                         (track.name, layer, block, digest)
                         for track in segment.tracks

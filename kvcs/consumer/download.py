@@ -399,7 +399,7 @@ class Download:
         may_cut = all(lane.may_cut for lane in lanes)
         active = {share.track.segment for share, task in self._shares() if not task.done()}
         for plan in self.assembler.plans:
-            if self.assembler.is_segment_over(plan.segment):
+            if self.assembler.is_segment_ready(plan.segment):
                 continue
             for track in plan.tracks:
                 asked = self._readers.get(track, {})

@@ -4,8 +4,10 @@ Objects of two publications are never mixed in a segment, unless the manifests o
 ``deterministic``; then they may be, Object by Object, where both publish the same segment: same
 number, same blocks, same Block Keys, same tracks, and no digest on which they differ. A segment of
 which everything came from one publication stays as it is, and one of which nothing has come yet is
-anybody's. All of it within one scope and one Compatibility ID, and never across the line between
-signed and unsigned manifests: nobody is to take a signature away by being second.
+anybody's. One that was begun and may not be mixed keeps every other publication out: the one that
+began it may come back, and a sink gets each tensor once. All of it within one scope and one
+Compatibility ID, and never across the line between signed and unsigned manifests: nobody is to take
+a signature away by being second.
 """
 
 from collections.abc import Mapping
@@ -40,10 +42,6 @@ class Joint(Enum):
     KEPT = auto()
     #: Objects of both may be mixed: what is missing is asked for.
     CONTINUED = auto()
-    #: Nothing of it was taken: it is the other publication's alone.
-    ANEW = auto()
-    #: Some of it is there, and may not be mixed: what is missing of it stays missing.
-    CLOSED = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +56,6 @@ class Held:
 
     complete: bool
     """Whether every wanted layer of it was told to be ready."""
-
-    closed: bool = False
-    """Whether it is of an earlier publication and must not be mixed with this one."""
 
     unlisted: tuple[tuple[DataTrack, int, int, bytes], ...] = ()
     """Track, layer, block and Data Digest of Objects whose digest no manifest has listed yet."""
@@ -87,11 +82,9 @@ def bond_of(estate: Estate | None, *, told: bool, unlisted: bool) -> Bond:
     if estate is None or not told:
         return Bond.FREE
     held = estate.segments.values()
-    open_ = any(not one.closed and not one.complete for one in held)
-    untouched = unlisted or any(not one.begun for one in held)
-    if untouched or (estate.manifest.deterministic and open_):
-        return Bond.JOINABLE
-    return Bond.BOUND
+    if any(one.begun and not one.complete for one in held):
+        return Bond.JOINABLE if estate.manifest.deterministic else Bond.BOUND
+    return Bond.JOINABLE if unlisted or any(not one.begun for one in held) else Bond.BOUND
 
 
 def join(
@@ -128,10 +121,11 @@ def join(
         _check_same_blocks(held.entry, entry)
         if held.complete:
             joints[number] = Joint.KEPT
-        elif deterministic and not held.closed and _is_same(held, entry):
-            joints[number] = Joint.CONTINUED
+        elif not deterministic:
+            raise CannotJoin(f"segment {number} was begun, and not both are deterministic")
         else:
-            joints[number] = Joint.CLOSED
+            _check_same_objects(held, entry)
+            joints[number] = Joint.CONTINUED
     return joints
 
 
@@ -147,22 +141,25 @@ def _check_same_blocks(held: SegmentEntry, entry: SegmentEntry) -> None:
         )
 
 
-def _is_same(held: Held, entry: SegmentEntry) -> bool:
-    """Whether both publish the same Objects in the same tracks, as far as they tell."""
-    if not set(held.plan.tracks) <= set(entry.tracks):
-        return False
+def _check_same_objects(held: Held, entry: SegmentEntry) -> None:
+    """Check that both publish the same Objects in the same tracks, as far as they tell."""
+    where = f"segment {entry.segment}"
+    if lacking := [str(track) for track in held.plan.tracks if track not in entry.tracks]:
+        raise CannotJoin(f"{where} does not have the tracks {', '.join(lacking)}")
     for track in held.plan.tracks:
         pairs = zip(
             held.entry.object_digests.get(track, ()),
             entry.object_digests.get(track, ()),
             strict=False,
         )
-        if any(ours != theirs for ours, theirs in pairs):
-            return False
-    return not any(
-        entry.digest(track, layer, block) not in (None, digest)
-        for track, layer, block, digest in held.unlisted
-    )
+        for layer, (ours, theirs) in enumerate(pairs):
+            if ours != theirs:
+                raise CannotJoin(f"both are deterministic, but differ in {track} layer {layer}")
+    for track, layer, block, digest in held.unlisted:
+        if entry.digest(track, layer, block) not in (None, digest):
+            raise CannotJoin(
+                f"both are deterministic, but differ in {track} layer {layer} block {block}"
+            )
 
 
 def may_mix(manifest: Manifest, *, deterministic: bool) -> bool:

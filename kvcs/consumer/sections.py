@@ -194,7 +194,7 @@ def _contradicts(found: bytes, expected: bytes) -> BadObject:
 
 def _missing(assembler: Assembler) -> Iterator[Place]:
     for plan in assembler.plans:
-        if assembler.is_segment_over(plan.segment) or plan.codec != _RAW:
+        if assembler.is_segment_ready(plan.segment) or plan.codec != _RAW:
             continue
         for track in plan.tracks:
             for gap in assembler.gaps(track):

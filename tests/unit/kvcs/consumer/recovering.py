@@ -339,7 +339,7 @@ class World:
     def _missing(self) -> Iterator[tuple[Place, DataTrack, int]]:
         assert self.current is not None
         for plan in self.current.plans:
-            if self.current.is_segment_over(plan.segment):
+            if self.current.is_segment_ready(plan.segment):
                 continue
             for track in plan.tracks:
                 for gap in self.current.gaps(track):

@@ -109,30 +109,12 @@ def test_digests_that_are_listed_by_the_second_attest_objects_of_the_first() -> 
 @pytest.mark.parametrize(
     ("first", "second"), [(ONE, OTHER), (SAME, ONE), (ONE, SAME)], ids=["neither", "one", "other"]
 )
-def test_where_not_both_are_deterministic_a_segment_that_was_begun_is_left_as_it_is(
+def test_a_segment_that_was_begun_keeps_others_out_where_not_both_are_deterministic(
     first: Publication, second: Publication
 ) -> None:
-    after = assembler(second, begun(first, PART))
-    after.accept(second.manifest(0), 0)
+    why = refused(begun(first, PART), second, second.manifest(0))
 
-    assert after.is_segment_over(0)
-    assert not after.is_segment_ready(0)
-    assert "k.raw.s0 layer 1 block 1" in missing(after)
-    bring(after, second, [(layer, block) for layer in range(LAYERS) for block in (2, 3)])
-    assert after.is_segment_ready(1)
-    assert not after.is_complete
-    assert missing(after) == ["k.raw.s0 layer 1 block 1", "v.raw.s0 layer 1 block 1"]
-    assert after.bond is Bond.BOUND
-
-
-def test_what_was_left_as_it_is_is_not_mixed_with_a_third_one_either() -> None:
-    second = assembler(SAME, begun(ONE, PART))
-    second.accept(SAME.manifest(0), 0)
-    third = assembler(SAME_AGAIN, second)
-
-    third.accept(SAME_AGAIN.manifest(0), 0)
-
-    assert third.is_segment_over(0)
+    assert why == "segment 0 was begun, and not both are deterministic"
 
 
 def test_a_segment_that_is_there_stays_and_another_one_is_had_from_elsewhere() -> None:
@@ -157,20 +139,32 @@ def refused(before: Assembler, of: Publication, manifest: Manifest, **others: An
 
 
 def test_two_that_differ_in_a_digest_are_not_mixed_whatever_they_say() -> None:
-    # Nothing is missing but of the segment on which they differ.
-    before = begun(replace(SAME, segments=1), PART, blocks=SEGMENT_BLOCKS)
-    lie = replace(SAME_AGAIN, segments=1, blocks=SEGMENT_BLOCKS)
+    why = refused(begun(SAME, PART), SAME_AGAIN, SAME_AGAIN.manifest(0, lies=True))
 
-    why = refused(before, lie, lie.manifest(0, lies=True), blocks=SEGMENT_BLOCKS)
-    assert why == "what is missing may not be mixed with what is there"
+    assert why == "both are deterministic, but differ in k.raw.s0 layer 0"
 
 
 def test_an_object_whose_digest_is_listed_otherwise_keeps_them_apart() -> None:
-    before = begun(replace(LIVE, segments=1), PART, blocks=SEGMENT_BLOCKS)
-    lie = replace(SAME, segments=1, blocks=SEGMENT_BLOCKS)
+    why = refused(begun(LIVE, PART), SAME, SAME.manifest(0, lies=True))
 
-    why = refused(before, lie, lie.manifest(0, lies=True), blocks=SEGMENT_BLOCKS)
-    assert why == "what is missing may not be mixed with what is there"
+    assert why == "both are deterministic, but differ in k.raw.s0 layer 0 block 0"
+
+
+def test_one_that_has_other_tracks_has_other_objects() -> None:
+    manifest = SAME_AGAIN.manifest(0)
+    joint = (DataTrack(Component.KV, "raw", 0),)
+    entry = replace(manifest.segments[0], tracks=joint, object_digests={})
+    changed = replace(manifest, segments=(entry, manifest.segments[1]))
+
+    why = refused(begun(SAME, PART), SAME_AGAIN, changed)
+    assert why == "segment 0 does not have the tracks k.raw.s0, v.raw.s0"
+
+
+def test_one_that_lists_no_more_than_is_there_brings_nothing() -> None:
+    short = replace(SAME_AGAIN, segments=1)
+
+    why = refused(begun(replace(SAME, segments=1), SEGMENT_0), short, short.manifest(0))
+    assert why == "it lists nothing of what is missing"
 
 
 def test_a_signature_is_never_taken_away_nor_added() -> None:
@@ -224,6 +218,7 @@ def test_one_of_a_shorter_prefix_does_not_fit_the_sink() -> None:
 
 # -- who else may go on --------------------------------------------------------------------------
 
+ALL = [(layer, block) for layer in range(LAYERS) for block in range(BLOCKS)]
 FIRST_LAYER = [(0, block) for block in range(BLOCKS)]
 
 
@@ -234,8 +229,10 @@ FIRST_LAYER = [(0, block) for block in range(BLOCKS)]
         pytest.param(ONE, [(0, 0)], Bond.FREE, id="nothing told"),
         pytest.param(ONE, FIRST_LAYER, Bond.BOUND, id="all segments begun"),
         pytest.param(SAME, FIRST_LAYER, Bond.JOINABLE, id="deterministic"),
-        pytest.param(ONE, PART, Bond.JOINABLE, id="a segment untouched"),
-        pytest.param(replace(ONE, segments=1), PART, Bond.JOINABLE, id="a segment unlisted"),
+        pytest.param(ONE, PART, Bond.BOUND, id="a segment begun"),
+        pytest.param(ONE, SEGMENT_0, Bond.JOINABLE, id="a segment untouched"),
+        pytest.param(replace(ONE, segments=1), SEGMENT_0, Bond.JOINABLE, id="a segment unlisted"),
+        pytest.param(SAME, ALL, Bond.BOUND, id="everything"),
     ],
 )
 def test_who_may_go_on_depends_on_what_was_handed_out(
