@@ -263,11 +263,9 @@ class Assembler:
         if all(joints.get(number) is Joint.KEPT for number in self._segments):
             raise CannotJoin("it lists nothing of what is missing")
         for number, joint in joints.items():
-            segment = self._segments[number] = before.hand_over(number)
+            self._segments[number] = before.hand_over(number)
             if joint is Joint.KEPT:
                 self._kept.add(number)
-            for track in segment.tracks:
-                track.listed = 0
         tracks = (track for segment in self._segments.values() for track in segment.tracks)
         self._tracks = {track.name: track for track in tracks}
         self._count_on(before.summary())

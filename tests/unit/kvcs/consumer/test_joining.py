@@ -125,8 +125,23 @@ def test_a_segment_that_is_there_stays_and_another_one_is_had_from_elsewhere() -
     events = bring(after, OTHER, [(layer, block) for layer in range(LAYERS) for block in (2, 3)])
     assert ready(events) == [(1, 0), (1, 1)]
     assert after.is_complete
-    # A later version tells of its own segment 0, which is not the one that is there.
-    after.accept(replace(OTHER.manifest(1), version=1), 1)
+
+
+def test_digests_of_a_segment_that_stays_are_not_those_of_the_second() -> None:
+    before = begun(replace(ONE, listed=0), SEGMENT_0)  # which waits to be attested
+    after = assembler(OTHER, before)
+
+    assert ready(after.accept(OTHER.manifest(0), 0)) == []
+    assert after.accept(OTHER.manifest(1), 1)
+    assert after.summary().attested == 0
+
+
+def test_what_the_second_lists_later_than_the_first_attests_its_objects_then() -> None:
+    after = assembler(LIVE, begun(SAME, PART, signed=True), signed=True)
+    after.accept(LIVE.manifest(0), 0)
+    assert bring(after, LIVE, [(1, 1)]) == []
+
+    assert ready(after.accept(replace(LIVE, listed=LAYERS).manifest(1), 1)) == [(0, 1)]
 
 
 def refused(before: Assembler, of: Publication, manifest: Manifest, **others: Any) -> str:

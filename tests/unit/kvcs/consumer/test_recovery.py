@@ -104,6 +104,14 @@ def test_after_a_loss_everybody_is_asked_again_after_a_pause_for_ever() -> None:
     ]  # fmt: skip
 
 
+def test_one_relay_that_may_have_it_later_is_enough_for_another_round() -> None:
+    subject = recovery(relays=2)
+    subject.tried(AskRelay(0), LOST, USED, 1001.0)
+    subject.tried(AskRelay(1), INCOMPLETE, USED, 1001.0)
+
+    assert subject.next_step() == Pause(1.0)
+
+
 def test_a_round_in_which_nothing_can_be_had_later_is_the_last_one() -> None:
     subject = recovery(relays=1)
     steps(subject, LOST, USED, 2)
