@@ -1,10 +1,14 @@
 """How long a retrieval waits for what, and how much it holds."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvcs.consumer.assembler import EARLY_OCTETS
 from kvcs.consumer.candidates import Prefixes
 from kvcs.errors import ConfigError
+
+#: When FETCH is used.
+Fetching = Literal["auto", "never", "always"]
 
 #: Connections of one retrieval to one relay or producer.
 MAX_CONNECTIONS = 16
@@ -72,8 +76,13 @@ class RetrievalSettings:
     the first layer, and wasted if the publication is refused or offers something else. Over one
     connection only."""
 
+    fetch: Fetching = "auto"
+    """Whether past Objects alone are asked for, with FETCH: of segments that the manifest says
+    are complete (``auto``; who refuses is subscribed to), of none (``never``), or of all, which
+    are then not asked for before they are complete (``always``)."""
+
     resubscribe: int = 1
-    """How often a track is subscribed to again that ended before everything came."""
+    """How often a track is asked for again that ended before everything came."""
 
     segments_at_once: int = 32
     """Segments whose tracks are subscribed to at the same time."""
@@ -108,6 +117,8 @@ class RetrievalSettings:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.fetch not in get_args(Fetching):
+            raise ConfigError(f"fetch is {self.fetch!r}, expected auto, never or always")
         if self.connections > MAX_CONNECTIONS:
             raise ConfigError(
                 f"connections is {self.connections}, expected {MAX_CONNECTIONS} or less"
