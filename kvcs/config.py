@@ -347,6 +347,11 @@ class ConsumerSettings(ScopedSettings):
     prefixes: Literal["longest", "any"] = Field(
         default="longest", description="take the whole prefix only, or also a shorter one"
     )
+    fetch: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="ask with FETCH for segments that are complete, for none, or for nothing that "
+        "is not complete yet",
+    )
     deadline_s: float = Field(
         default=60.0, gt=0, description="seconds until everything must be there"
     )
