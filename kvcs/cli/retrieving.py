@@ -84,14 +84,14 @@ def expectations(settings: ConsumerSettings, prompt: Prompt) -> Expectations:
     Raises:
         ConfigError: If a key cannot be used, or the prompt has no whole block.
     """
-    scope_key, others = settings.load_scope_key(), {
-        "trusted": settings.load_trusted_keys(),
-        "require_signature": settings.require_signature,
-        "max_data_octets": settings.max_object_octets,
-    }  # fmt: skip
-    if prompt.tokens is None:
-        return Expectations(scope_key=scope_key, descriptor=prompt.descriptor, **others)
-    return Expectations.of_tokens(scope_key, prompt.descriptor, prompt.tokens, **others)
+    expected = Expectations(
+        scope_key=settings.load_scope_key(),
+        descriptor=prompt.descriptor,
+        trusted=settings.load_trusted_keys(),
+        require_signature=settings.require_signature,
+        max_data_octets=settings.max_object_octets,
+    )
+    return expected if prompt.tokens is None else expected.with_tokens(prompt.tokens)
 
 
 def wished(

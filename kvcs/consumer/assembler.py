@@ -436,6 +436,11 @@ class Assembler:
         """The codecs of what is wanted, by name, and whether each is lossless."""
         return {plan.codec: self._codecs[plan.codec].lossless for plan in self.plans}
 
+    @property
+    def octets(self) -> int:
+        """Octets of Data of the Objects that were admitted."""
+        return self._octets
+
     def is_published(self, segment: int) -> bool:
         """Whether all of a planned segment has been published, as the newest manifest says."""
         return self._segments[segment].entry.complete

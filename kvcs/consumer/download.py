@@ -75,6 +75,7 @@ class Download:
 
     Attributes:
         name: The publication.
+        job: As given.
         assembler: How far it is.
         manifest_track: The track its manifests come on; None before the first.
     """
@@ -82,17 +83,16 @@ class Download:
     def __init__(self, name: PublicationName, job: Job) -> None:
         expected, settings = job.expected, job.settings
         self.name = name
-        blocks = expected.blocks_of(name)
         self.assembler = Assembler(
             name,
             wish=job.wish,
             codecs=job.codecs,
             signed=False,  # until its manifest track is known
-            blocks=blocks,
-            known_blocks=blocks or len(expected.block_keys) or None,
+            blocks=expected.wanted_of(name),
+            known_blocks=expected.known_of(name),
             early_octets=settings.early_octets,
         )
-        self._job = job
+        self.job = job
         self._settings = settings
         self._sink = job.sink
         self._loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ class Download:
                     if self._settings.eager and self.assembler.manifest is None:
                         self._start_eagerly(group)
                     opened = await open_publication(
-                        lanes.lead, self.name, self._job, track=self.manifest_track
+                        lanes.lead, self.name, self.job, track=self.manifest_track
                     )
                 if self.manifest_track not in (None, opened.track):
                     raise Refused("signed at one relay, not signed at another")
@@ -258,7 +258,7 @@ class Download:
         """
         while (lead := await self._lanes.next_lead()) is not None:
             try:
-                return await open_publication(lead, self.name, self._job, track=self.manifest_track)
+                return await open_publication(lead, self.name, self.job, track=self.manifest_track)
             except Refused:
                 if lead.closed is None:
                     raise
@@ -272,7 +272,7 @@ class Download:
                 version = item.location.group
                 if version <= self.assembler.version:
                     continue
-                manifest = await read_manifest(item.payload, track, self.name, version, self._job)
+                manifest = await read_manifest(item.payload, track, self.name, version, self.job)
                 if (failure := self._accept(manifest, version)) is not None:
                     self._fail(failure)
                     return
@@ -313,7 +313,7 @@ class Download:
         if not self._sink_began and (extent := assembler.extent) is not None:
             self._sink_began = True  # also if it fails: it may have begun something
             try:
-                self._sink.begin(self._job.expected.descriptor, len(extent))
+                self._sink.begin(self.job.expected.descriptor, len(extent))
             except ConfigError as exc:
                 return Failure(FailureReason.UNUSABLE, str(exc))
         for event in events:
@@ -430,12 +430,17 @@ class Download:
             )
             for band in bands
         ]
-        async with tasks() as group:
-            fetching = [
-                group.start(self._bring(lane, share, errand, Awaited(band.missing)))
-                for errand, band in zip(errands, bands, strict=True)
-            ]
-            await asyncio.wait(fetching)
+        pace = self._lanes.pace
+        pace.begin(self._loop.time(), assembler.octets)
+        try:
+            async with tasks() as group:
+                fetching = [
+                    group.start(self._bring(lane, share, errand, Awaited(band.missing)))
+                    for errand, band in zip(errands, bands, strict=True)
+                ]
+                await asyncio.wait(fetching)
+        finally:
+            pace.end(self._loop.time(), assembler.octets)
         if self._first_missing(share) is None:
             return False
         for task in fetching:
@@ -455,7 +460,7 @@ class Download:
             missing = tuple(missing_of(share, self.assembler.gaps(track)))
         errand = Errand(
             track=self.name.track(track),
-            past=fill_from(first, plan, self._job.expected.descriptor.layers),
+            past=fill_from(first, plan, self.job.expected.descriptor.layers),
             range_filters=filters,
             timeout_s=self._settings.request_timeout_s,
             placing=self._placing(share, missing) if lane.is_apart else None,
@@ -510,7 +515,7 @@ class Download:
 
     def _placing(self, share: Share, missing: tuple[Rectangle, ...]) -> Placing:
         """Return what another process has to know to place what is missing of a share."""
-        assembler, expected = self.assembler, self._job.expected
+        assembler, expected = self.assembler, self.job.expected
         entry, descriptor = assembler.entry(share.track)
         extent, sink = assembler.extent, self._sink
         assert extent is not None, "the sink has begun"
@@ -552,7 +557,7 @@ class Download:
             block=block,
             entry=entry,
             descriptor=descriptor,
-            max_data_octets=self._job.expected.max_data_octets,
+            max_data_octets=self.job.expected.max_data_octets,
         )
         return True
 
@@ -632,7 +637,7 @@ class Download:
                 if share.track.segment == event.segment:
                     task.cancel()
             self._wake.set()
-        self._job.tell(event)
+        self.job.tell(event)
 
     def abandon(self) -> None:
         """Let go of what was retrieved; nothing more will be placed."""
@@ -659,7 +664,7 @@ class Download:
 
     async def _close_sink(self) -> Failure | None:
         # In a thread, since a file takes as long as its disk.
-        done = self._loop.run_in_executor(self._job.pool, self._sink.done)
+        done = self._loop.run_in_executor(self.job.pool, self._sink.done)
         try:
             await asyncio.shield(done)
         except ConfigError as exc:

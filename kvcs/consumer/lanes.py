@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from kvcs.consumer.candidates import Pace
 from kvcs.consumer.errands import Errand, Report
 from kvcs.consumer.failures import Failure
 from kvcs.consumer.settings import RetrievalSettings
@@ -206,6 +207,7 @@ class Lanes:
     Attributes:
         uri: As given.
         settled: Set when all stand that are to be, or could not be had.
+        pace: How fast finished Objects come over them.
     """
 
     def __init__(
@@ -219,6 +221,7 @@ class Lanes:
     ) -> None:
         self.uri = uri
         self.settled = asyncio.Event()
+        self.pace = Pace()
         self._lanes: list[Lane] = [first]
         self._lead = first
         self._settings = settings

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kvcs.consumer.assembler import EARLY_OCTETS
-from kvcs.consumer.candidates import Prefixes
+from kvcs.consumer.prefixes import Prefixes
 from kvcs.errors import ConfigError
 
 #: When FETCH is used.
@@ -69,7 +69,12 @@ class RetrievalSettings:
     to start, it is ``connect_timeout_s``. One that comes later is asked for what is begun later."""
 
     prefixes: Prefixes = "longest"
-    """Which prefixes of the prompt are looked for."""
+    """Which prefixes of the prompt are looked for: see :mod:`kvcs.consumer.prefixes`."""
+
+    octets_per_s: float | None = None
+    """How fast finished Objects come, as the caller has measured it before; what this retrieval
+    measures itself is preferred. Where it is known, of several publications one is chosen that
+    can come before the deadline, if need be of a shorter prefix. None: it is not known."""
 
     eager: bool = False
     """Ask for the ``raw`` tracks of segment 0 together with the manifest: a round trip less to
@@ -117,6 +122,8 @@ class RetrievalSettings:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.octets_per_s is not None and not self.octets_per_s > 0:
+            raise ConfigError(f"octets_per_s is {self.octets_per_s}, expected more than 0")
         if self.fetch not in get_args(Fetching):
             raise ConfigError(f"fetch is {self.fetch!r}, expected auto, never or always")
         if self.connections > MAX_CONNECTIONS:

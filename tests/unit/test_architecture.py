@@ -68,6 +68,7 @@ SHELL = (
     "kvcs.consumer.lanes",
     "kvcs.consumer.opening",
     "kvcs.consumer.processes",
+    "kvcs.consumer.replicas",
     "kvcs.consumer.retrieval",
     "kvcs.consumer.sessions",
     "kvcs.consumer.tasks",

@@ -19,6 +19,7 @@ from kvcs.producer.publication import Publication
 from kvcs.profile.payload import HEADER_OCTETS
 from moqt.aio import MoqtConnection
 from moqt.aio.aioquic.transport import AioquicTransport
+from moqt.aio.transport import QuicTransport
 from tests.integration.kvcs.scene import SCOPE, CountingSink, hasty, of_kind, run
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 16, 64, 4
@@ -85,7 +86,7 @@ async def retrieve(
 ) -> Taken:
     """Retrieve a part, and count what comes."""
     streams: Counter[MoqtConnection] = Counter()
-    datagrams: Counter[AioquicTransport] = Counter()
+    datagrams: Counter[QuicTransport] = Counter()
     figures: list[tuple[int, int]] = []
     take, feed = MoqtConnection.stream_data_received, AioquicTransport.feed
 
