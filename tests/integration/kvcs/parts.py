@@ -20,6 +20,7 @@ from kvcs.profile.payload import HEADER_OCTETS
 from moqt.aio import MoqtConnection
 from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.transport import QuicTransport
+from moqt.codepoints import StreamType
 from tests.integration.kvcs.scene import SCOPE, CountingSink, hasty, of_kind, run
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 16, 64, 4
@@ -69,10 +70,10 @@ class Taken:
     events: list[Event]
     sink: CountingSink
     streams: int
-    """Octets of streams: Objects and what frames them, and control messages."""
+    """Octets of fetch streams that were opened since: Objects and what frames them."""
 
     datagrams: int
-    """Octets of UDP payload: all that QUIC adds as well."""
+    """Octets of UDP payload since: all that QUIC adds, and a manifest that comes twice."""
 
     @property
     def summary(self) -> Summary:
@@ -85,13 +86,16 @@ async def retrieve(
     spec: ConnectionSpec, *, wish: Wish = PART, settings: RetrievalSettings = PATIENT
 ) -> Taken:
     """Retrieve a part, and count what comes."""
-    streams: Counter[MoqtConnection] = Counter()
+    streams: Counter[tuple[MoqtConnection, int]] = Counter()
+    earlier: set[tuple[MoqtConnection, int]] = set()
     datagrams: Counter[QuicTransport] = Counter()
     figures: list[tuple[int, int]] = []
     take, feed = MoqtConnection.stream_data_received, AioquicTransport.feed
 
     def taken(connection: MoqtConnection, stream_id: int, data: bytes, fin: bool) -> None:
-        streams[connection] += len(data)
+        key = connection, stream_id
+        if key in streams or data[:1] == bytes([StreamType.FETCH_HEADER]):
+            streams[key] += len(data)
         take(connection, stream_id, data, fin)
 
     def fed(transport: AioquicTransport, data: bytes, size: int, address: Any) -> None:
@@ -102,7 +106,11 @@ async def retrieve(
         if isinstance(event, ManifestAccepted | PublicationComplete):
             ours = retrieval._sessions.open
             of_udp = sum(datagrams[connection._transport] for connection in ours)
-            figures.append((sum(streams[connection] for connection in ours), of_udp))
+            new = streams.keys() - earlier
+            of_streams = sum(streams[key] for key in new if key[0] in ours)
+            figures.append((of_streams, of_udp))
+            if isinstance(event, ManifestAccepted):
+                earlier.update(streams)
 
     sink = CountingSink()
     expected = Expectations.of_tokens(SCOPE, COMPAT, TOKENS)
@@ -113,8 +121,8 @@ async def retrieve(
     ):
         events = await run(retrieval)
     assert isinstance(events[-1], PublicationComplete), events[-1]
-    (streams_before, udp_before), (streams_after, udp_after) = figures[0], figures[-1]
-    return Taken(events, sink, streams_after - streams_before, udp_after - udp_before)
+    (_, udp_before), (of_streams, udp_after) = figures[0], figures[-1]
+    return Taken(events, sink, of_streams, udp_after - udp_before)
 
 
 def assert_is(sink: CountingSink, wish: Wish = PART) -> None:

@@ -68,4 +68,4 @@ async def test_a_part_costs_what_it_is_or_what_the_peer_sends_at_least(
     assert taken.summary.unwanted <= 2 * 8 * (blocks - 10)
     assert (taken.summary.duplicates, taken.summary.rejected) == (0, 0)
     assert payload_octets(8, 10) < taken.streams <= 1.03 * most
-    assert taken.datagrams <= 1.03 * most
+    assert taken.datagrams <= 1.1 * most  # some of it twice, where a machine is busy
