@@ -57,6 +57,7 @@ class LogEvent(StrEnum):
     LANE_LOST = "one of several connections lost"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"
+    GARBAGE_COLLECTED = "garbage collected"
 
 
 class Counter(StrEnum):

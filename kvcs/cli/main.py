@@ -14,6 +14,7 @@ import uvloop
 from kvcs import __version__, errors
 from kvcs.cli import advise, bench, consume, demo, fetch, keys, ping, produce, relay, show
 from kvcs.consumer.retrieval import Unreachable
+from kvcs.garbage import collected_aside
 from moqt import DRAFT
 from moqt.aio import TlsSettingsError
 from moqt.errors import MoqtError
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status: int = runner.run(args.run(args))
+            status = runner.run(_run(args))
         sys.stdout.flush()  # here, where a reader that is gone can still be reported
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -115,6 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except Exception as exc:  # the outermost line of the program
         return report(exc)
+    return status
+
+
+async def _run(args: argparse.Namespace) -> int:
+    async with collected_aside():
+        status: int = await args.run(args)
     return status
 
 

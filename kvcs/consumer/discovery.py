@@ -6,11 +6,12 @@ Implements KVCS Section 5.1 over one connection. Which one to try next is decide
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvcs.consumer.candidates import Candidates, Offer, rank
 from kvcs.consumer.events import FailureReason
 from kvcs.consumer.failures import Failure
-from kvcs.consumer.opening import Job, Opened, Refused, open_publication
+from kvcs.consumer.opening import Job, Opened, Refused, open_publication, refused
 from kvcs.consumer.prefixes import MAX_LISTED, Questions
 from kvcs.consumer.tasks import Tasks, set_within, tasks
 from kvcs.errors import BadName
@@ -148,8 +149,9 @@ class Discovery:
             is_last = start + PREFIXES_AT_ONCE >= len(prefixes)
             wait_s = self._settings.settle_s * (1 if is_last else 10)
             if await set_within(self._appeared, wait_s):
-                # More may be on its way, of a longer prefix or a better publication.
-                await asyncio.sleep(self._settings.settle_s)
+                if len(prefixes) > 1:
+                    # That of a longer one may be on its way.
+                    await asyncio.sleep(self._settings.settle_s)
                 return None
             if start and not is_last:
                 for task in watched:
@@ -159,35 +161,51 @@ class Discovery:
         return Failure(FailureReason.NOT_FOUND, f"discovery was refused: {refusals[0]}")
 
     async def choose(
-        self, names: Sequence[PublicationName], refused: Callable[[PublicationName, str], None]
+        self, tell_refused: Callable[[PublicationName, Failure], None]
     ) -> tuple[Opened | None, Failure | None]:
-        """Open publications side by side and keep the best; the rest stays untried.
+        """Open the best publications side by side and keep one; the rest stays untried.
+
+        Those that are announced meanwhile are opened, too. Once one is open, the others are waited
+        for briefly, if there are any: one alone costs no wait.
 
         Args:
-            names: The publications.
-            refused: Called with each that cannot be used, and why.
+            tell_refused: Called with each that cannot be used, and why.
         """
         opened: list[Opened] = []
         refusal: Failure | None = None
         async with tasks() as group:
-            opening = {group.start(self._try_to_open(name)): name for name in names}
-            pending = set(opening)
-            while pending:
-                done, pending = await asyncio.wait(
-                    pending,
-                    timeout=self._settings.settle_s if opened else None,
+            opening: dict[asyncio.Task[Opened | Failure], PublicationName] = {}
+            pending: set[asyncio.Task[Any]] = set()
+            until_s: float | None = None
+            loop = asyncio.get_running_loop()
+            while True:
+                self._appeared.clear()
+                for name in self.best():
+                    if name not in opening.values() and len(opening) < CANDIDATES_AT_ONCE:
+                        task = group.start(self._try_to_open(name))
+                        opening[task] = name
+                        pending.add(task)
+                if not pending:
+                    break
+                news = group.start(self._appeared.wait())
+                done, _ = await asyncio.wait(
+                    {*pending, news},
+                    timeout=None if until_s is None else until_s - loop.time(),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
+                news.cancel()
                 if not done:
                     break
-                for task in done:
+                pending -= done
+                for task in opening.keys() & done:
                     found = task.result()
                     if isinstance(found, Opened):
                         opened.append(found)
+                        until_s = until_s or loop.time() + self._settings.settle_s
                         continue
                     self._candidates.tried(opening[task])
-                    refusal = Failure(FailureReason.REFUSED, found)
-                    refused(opening[task], found)
+                    refusal = found
+                    tell_refused(opening[task], found)
         if not opened:
             return None, refusal
         opened.sort(key=lambda one: rank(self._offer(one)))
@@ -249,8 +267,8 @@ class Discovery:
         finally:
             announcements.cancel()
 
-    async def _try_to_open(self, name: PublicationName) -> Opened | str:
+    async def _try_to_open(self, name: PublicationName) -> Opened | Failure:
         try:
             return await open_publication(self._conn, name, self._job_of(name))
         except Refused as exc:
-            return str(exc)
+            return refused(exc)

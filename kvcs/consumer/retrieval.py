@@ -35,7 +35,7 @@ from kvcs.consumer.failures import (
     more_telling,
 )
 from kvcs.consumer.lanes import Lane, Lanes, LocalLane
-from kvcs.consumer.opening import Job, Opened, Refused, open_publication
+from kvcs.consumer.opening import Job, Opened, Refused, open_publication, refused
 from kvcs.consumer.prefixes import Index, Questions, prefix_lengths
 from kvcs.consumer.processes import Processes
 from kvcs.consumer.replicas import Replicas
@@ -607,8 +607,8 @@ class Retrieval:
                 continue
             patience = self._settings.another_s
             opened = None
-            if len(names) > 1:
-                opened, refusal = await discovery.choose(names, self._tell_refused)
+            if not self._settings.eager or len(names) > 1:
+                opened, refusal = await discovery.choose(self._note_refusal)
                 if opened is None:
                     failure = refusal or failure
                     continue
@@ -644,15 +644,15 @@ class Retrieval:
         except Refused as exc:
             if lead.closed is not None:
                 return connection_lost(lead.closed)
-            # Who has no room now has it later, until the deadline, like one that was lost.
-            failure = Failure(FailureReason.REFUSED, str(exc), again=exc.again, lost=exc.busy)
-        if (
-            failure is not None
-            and failure.reason is FailureReason.REFUSED
-            and not ((self._something_lost or failure.lost) and failure.again)  # it may come back
-        ):
-            self._tell_refused(publication.name, failure.text)
+            failure = refused(exc)
+        if failure is not None and failure.reason is FailureReason.REFUSED:
+            self._note_refusal(publication.name, failure)
         return failure
+
+    def _note_refusal(self, name: PublicationName, failure: Failure) -> None:
+        """Tell of a publication that cannot be used, unless it may come back."""
+        if not ((self._something_lost or failure.lost) and failure.again):
+            self._tell_refused(name, failure.text)
 
     def _tell_found(self, name: PublicationName, blocks: int) -> None:
         if name not in self._known:

@@ -35,8 +35,9 @@ class RetrievalSettings:
     """For a publication to appear at all, on one connection."""
 
     settle_s: float = 0.01
-    """For further announcements and manifests after the first, to have a choice; ten times
-    that for announcements of one group of prefixes, before shorter ones are tried."""
+    """For the manifests of further publications after the first one's, to have a choice, and, if
+    several prefixes are looked for, for further announcements; ten times that for announcements of
+    one group of prefixes, before shorter ones are tried."""
 
     another_s: float = 1.0
     """For another publication to appear after one that failed before a layer was ready."""

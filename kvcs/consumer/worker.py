@@ -54,6 +54,7 @@ from kvcs.consumer.sessions import Sessions
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.tasks import Tasks, tasks
 from kvcs.errors import BadObject, ConfigError
+from kvcs.garbage import collected_aside
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.store.shared import SharedPlaces
 from kvcs.telemetry import set_up_logging
@@ -339,7 +340,8 @@ class Worker:
 async def _serve(parent: socket.socket) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     try:
-        await Worker(reader, writer).serve()
+        async with collected_aside():
+            await Worker(reader, writer).serve()
     finally:
         writer.close()
 
