@@ -29,7 +29,7 @@ from tests.integration.relay.stage import counting_sent_octets
 from tests.interop.conftest import StartPeer, start_relay
 from tests.interop.peer import MARKS
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.aioquic]
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["nothing", "what it has passed on"])

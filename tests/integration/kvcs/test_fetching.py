@@ -256,6 +256,27 @@ async def test_another_relay_is_asked_for_what_is_missing_and_nothing_else(
     assert_same_cache(sink)
 
 
+async def test_processes_ask_another_relay_for_what_is_missing_and_nothing_else(
+    certificates: CertificateFiles,
+) -> None:
+    sink = SharedArraySink()
+    lost = (*LOST, (K, 0, 0))  # of K now two parts of two layers, so two requests
+    async with (
+        on_stage(certificates) as scene,
+        serving(scene, certificates, without(*lost)) as (_, first),
+        serving(scene, certificates) as (server, second),
+    ):
+        await filled(scene.open())
+        settings = replace(QUICK, processes=True, resubscribe=0, deadline_s=40)
+        retrieval = consume(expectations(), [first, second], sink, settings=settings)
+        events = await run(retrieval, 40)
+
+    assert server.asked == sorted([*FEW_PLACES, (K, layers(0, 0), [(0, 0)])], key=str)
+    summary = complete(events)
+    assert (summary.objects, summary.duplicates, summary.unwanted) == (EVERYTHING.total(), 0, 0)
+    assert_same_cache(sink)
+
+
 async def test_the_same_one_is_asked_again_for_what_is_missing_and_nothing_else(
     certificates: CertificateFiles,
 ) -> None:
