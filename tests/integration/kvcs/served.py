@@ -60,6 +60,18 @@ def without(*lost: Lost, known: Knowledge = Knowledge.COMPLETE) -> Answer:
     return answer
 
 
+def unanswered(connection: MoqtConnection, request: FetchReceived, track: LocalTrack) -> None:
+    """Leave a FETCH without an answer."""
+
+
+def standing_still(connection: MoqtConnection, request: FetchReceived, track: LocalTrack) -> None:
+    """Accept a FETCH, and then send nothing, as one does whose own upstream is silent."""
+    pending = LocalTrack(request.track, coverage=Coverage(Knowledge.PENDING))
+    assert track.largest is not None
+    pending.raise_largest(track.largest)
+    connection.session.accept_fetch(request.request_id, pending)
+
+
 def breaking_off(code: StreamErrorCode) -> Answer:
     """Serve K as it should be, and nothing of V before its stream is reset."""
 
@@ -80,9 +92,13 @@ class Server(RequestHandler):
     def __init__(self, scene: Scene, answer: Answer) -> None:
         self.fetches: list[FetchReceived] = []
         self.subscribed: list[str] = []
+        self.subscriptions: list[tuple[MoqtConnection, SubscribeReceived]] = []
         self.prefixes: list[TrackNamespace] = []
         self.refuse: Callable[[TrackNamespace], RequestErrorCode | None] = lambda _: None
         self.answer = answer
+        self.has_room = True
+        """Whether subscriptions are accepted; if not, they are refused for now."""
+
         self._asked = asyncio.Event()
         self._answers = scene.producer.answers
 
@@ -97,6 +113,13 @@ class Server(RequestHandler):
             location = request.parameters[ParameterType.LOCATION_FILTER]
             found.append((request.track.name.decode(), location, ranges))
         return sorted(found, key=str)
+
+    async def subscribed_to(self, count: int) -> None:
+        """Return when it has been asked for so many subscriptions."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.subscribed) < count:
+                self._asked.clear()
+                await self._asked.wait()
 
     async def prefix_asked(self) -> None:
         """Return when it has been asked for namespaces."""
@@ -130,7 +153,11 @@ class Server(RequestHandler):
 
     def subscribe_received(self, connection: MoqtConnection, request: SubscribeReceived) -> None:
         self.subscribed.append(request.track.name.decode())
-        if (track := self._find(connection, request)) is not None:
+        self.subscriptions.append((connection, request))
+        self._asked.set()
+        if not self.has_room:
+            connection.session.reject(request.request_id, RequestErrorCode.EXCESSIVE_LOAD, "full")
+        elif (track := self._find(connection, request)) is not None:
             connection.session.accept_subscribe(request.request_id, track)
 
     def fetch_received(self, connection: MoqtConnection, request: FetchReceived) -> None:

@@ -22,7 +22,7 @@ from kvcs.kvsp.layout import Component
 from kvcs.store.shared import SharedArraySink
 from moqt.aio import MoqtConnection
 from moqt.aio.tls import CertificateFiles
-from moqt.codepoints import RequestErrorCode, StreamErrorCode
+from moqt.codepoints import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.session.coverage import Knowledge
 from moqt.session.events import (
     FetchReceived,
@@ -57,6 +57,8 @@ from tests.integration.kvcs.served import (
     in_full,
     refused,
     serving,
+    standing_still,
+    unanswered,
     without,
 )
 from tests.integration.relay.stage import producing_behind, relaying
@@ -409,6 +411,69 @@ async def test_who_has_no_room_for_a_fetch_is_not_asked_for_more_but_for_it_agai
 
     assert complete(events).objects == EVERYTHING.total()
     assert server.data_subscribed == []
+
+
+async def test_who_never_answers_a_fetch_is_subscribed_to(certificates: CertificateFiles) -> None:
+    sink = CountingSink()
+    async with (
+        on_stage(certificates) as scene,
+        serving(scene, certificates, unanswered) as (server, spec),
+    ):
+        await filled(scene.open())
+        events = await run(retrieve(sink, spec, settings=replace(QUICK, request_timeout_s=0.3)))
+
+    assert complete(events).objects == EVERYTHING.total()
+    assert sorted(server.data_subscribed) == [K, V]
+
+
+async def test_a_fetch_that_stands_still_is_given_up_in_time(
+    certificates: CertificateFiles,
+) -> None:
+    sink = CountingSink()
+    async with (
+        on_stage(certificates) as scene,
+        serving(scene, certificates, standing_still) as (_, spec),
+    ):
+        await filled(scene.open())
+        events = await run(retrieve(sink, spec, settings=replace(QUICK, stall_timeout_s=0.3)))
+
+    [failed] = of_kind(events, Failed)
+    assert failed.reason is FailureReason.STALLED
+    assert missing(failed) == [f"{track} layers 0-5 blocks 0-4" for track in (K, V)]
+
+
+async def test_what_a_broken_subscription_lacked_is_fetched_once_it_is_complete(
+    certificates: CertificateFiles,
+) -> None:
+    sink = CountingSink()
+    async with on_stage(certificates) as scene, serving(scene, certificates) as (server, spec):
+        handle = scene.open()
+        segment = await handle.add_segment()
+        await fill(handle, [0, 1])
+        async with retrieve(sink, spec) as retrieval:
+            await retrieval.layer(1, timeout_s=PATIENCE_S)
+            [(connection, broken)] = [
+                asked for asked in server.subscriptions if asked[1].track.name == V.encode()
+            ]
+            server.has_room = False
+            before = len(server.subscribed)
+            connection.session.end_subscription(
+                broken.request_id, PublishDoneCode.INTERNAL_ERROR, "lost"
+            )
+            connection.wake()
+            await server.subscribed_to(before + 1)
+            await fill(handle, range(2, LAYERS), segment)
+            await handle.finish()
+            server.has_room = True
+            async with asyncio.timeout(PATIENCE_S):
+                await retrieval.result()
+
+    assert [asked for asked in server.asked if asked[0] == V] == [(V, layers(2, 5), [])]
+    assert server.data_subscribed.count(V) >= 2  # while some of it was to come
+    assert sink.placed == EVERYTHING
+    summary = retrieval.summary
+    assert (summary.duplicates, summary.unwanted, summary.rejected) == (0, 0, 0)
+    assert_same_cache(sink)
 
 
 # -- relays --------------------------------------------------------------------------------------
