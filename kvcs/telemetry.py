@@ -51,6 +51,8 @@ class LogEvent(StrEnum):
     LAYER_READY = "layer ready"
     WAY_IN_DOUBT = "connection in doubt"
     WAY_TAKEN = "another connection taken"
+    INDEX_FAILED = "index not used"
+    INDEX_REFUSED = "index entry not used"
     LANES_MISSING = "fewer connections than wanted"
     LANE_LOST = "one of several connections lost"
     PUBLICATION_JOINED = "another publication goes on"

@@ -12,7 +12,7 @@ from types import MappingProxyType, ModuleType
 import uvloop
 
 from kvcs import __version__, errors
-from kvcs.cli import advise, bench, consume, demo, keys, ping, produce, relay, show
+from kvcs.cli import advise, bench, consume, demo, fetch, keys, ping, produce, relay, show
 from kvcs.consumer.retrieval import Unreachable
 from kvcs.garbage import collected_aside
 from moqt import DRAFT
@@ -21,7 +21,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, relay, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, ping, bench, advise, keys, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.

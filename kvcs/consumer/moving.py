@@ -42,6 +42,9 @@ class Bound(NamedTuple):
     track: bytes | None
     """Its manifest track, if that is known."""
 
+    job: Job
+    """What it is retrieved with."""
+
 
 class Movements:
     """The sessions with relays and producers of one retrieval.
@@ -65,7 +68,6 @@ class Movements:
         bound: Callable[[], Bound | None],
     ) -> None:
         self._ways = ways
-        self._job = job
         self._settings = job.settings
         self._recovery = recovery
         self._sessions = sessions
@@ -157,7 +159,7 @@ class Movements:
         try:
             async with tasks() as group:
                 opening = group.start(
-                    open_publication(session, bound.name, self._job, track=bound.track)
+                    open_publication(session, bound.name, bound.job, track=bound.track)
                 )
                 silence = group.start(session.wait_silent(self._settings.silence_s))
                 await asyncio.wait({opening, silence}, return_when=asyncio.FIRST_COMPLETED)

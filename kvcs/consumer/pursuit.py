@@ -6,8 +6,7 @@ Which step is next, whether another publication may take over and when it is ove
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -20,6 +19,7 @@ from kvcs.consumer.joining import Bond
 from kvcs.consumer.lanes import Lanes
 from kvcs.consumer.moving import Bound, Moved, Movements
 from kvcs.consumer.opening import Job, Opened, Refused, refused
+from kvcs.consumer.prefixes import Index, Questions
 from kvcs.consumer.processes import Processes
 from kvcs.consumer.recovery import (
     Ask,
@@ -32,6 +32,7 @@ from kvcs.consumer.recovery import (
     is_final,
     may_look_for_another,
 )
+from kvcs.consumer.replicas import Replicas
 from kvcs.consumer.sections import SectionSource
 from kvcs.consumer.sessions import Sessions
 from kvcs.consumer.tasks import Tasks, tasks
@@ -43,12 +44,16 @@ from moqt.aio import MoqtConnection
 
 log = structlog.get_logger("kvcs.consumer")
 
+#: Relays and producers that are tried at most, those that an index names included.
+MAX_WAYS = 16
 
-class Sources(NamedTuple):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
     """Where a retrieval may find what it wants."""
 
-    ways: Sequence[Way]
-    """Relays and producers, in the caller's order."""
+    ways: list[Way]
+    """Relays and producers, in the caller's order; those that the index names come behind."""
 
     blocks: Sequence[SectionSource]
     """Block services, in the caller's order."""
@@ -56,8 +61,11 @@ class Sources(NamedTuple):
     only: PublicationName | None
     """Exactly this publication, without discovery."""
 
+    index: Index | None
+    """Who is asked first which publications begin as the prompt does."""
+
     prefixes: tuple[int, ...]
-    """Lengths in blocks of the prefixes that are looked for."""
+    """Lengths in blocks of the prefixes that are looked for, if not as it turns out."""
 
     bad: BadPublications
     """Publications that discovery is not to choose."""
@@ -94,6 +102,7 @@ class Pursuit:
         self._settings = settings
         self._sources = sources
         self._sessions = sessions
+        self._replicas = Replicas(self._job)
         self._moves = Movements(
             sources.ways, self._job, self.recovery, sessions, processes, self._bound_to
         )
@@ -106,6 +115,7 @@ class Pursuit:
         Args:
             until: Told of the time at which it ends at the latest, whenever that changes.
         """
+        await self._ask_index()
         recovery, opened = self.recovery, None
         while True:
             match step := recovery.next_step():
@@ -128,6 +138,15 @@ class Pursuit:
             recovery.tried(step, found, self._standing, self._loop.time())
             until(recovery.until)
 
+    async def _ask_index(self) -> None:
+        """Add the relays and producers that the index names to those of the caller."""
+        index, ways = self._sources.index, self._sources.ways
+        if index is not None and self._sources.only is None:
+            await self._replicas.ask(index)
+            found = self._replicas.ways([way.spec for way in ways], MAX_WAYS)
+            ways += map(Way, found)
+            self.recovery.found_relays(len(found))
+
     @property
     def _standing(self) -> Standing:
         current = self.current
@@ -148,7 +167,7 @@ class Pursuit:
             return None
         if not current.assembler.any_ready and self._sources.only is None:
             return None
-        return Bound(current.name, current.manifest_track)
+        return Bound(current.name, current.manifest_track, current.job)
 
     # -- relays ----------------------------------------------------------------------------------
 
@@ -244,19 +263,32 @@ class Pursuit:
                 bad.append(Failure(FailureReason.REFUSED, f"known to be bad: {why}"))
                 self._tell_refused(name, bad[-1].text)
 
-        discovery = Discovery(lead, self._job, found)
+        discovery = Discovery(
+            lead,
+            self._job,
+            found,
+            job_of=self._replicas.job_of,
+            octets_per_s=lanes.pace.octets_per_s or self._settings.octets_per_s,
+            deadline_at=self.recovery.until,
+        )
         if self.current is not None and (which is Ask.ANOTHER or not lost):
             discovery.tried(self.current.name)
-        nobody = await discovery.look_for(self._sources.prefixes, group)
-        if nobody is not None:  # is left to tell of a publication
-            failure = more_telling(failure, nobody)
-            over = lead.closed is not None
-            return more_telling(failure, connection_lost(lead.closed)) if over else failure
+        for replica in self._replicas:
+            discovery.noted(replica.publication, replica.blocks)
+        has_asked = False
         patience = self._settings.discovery_timeout_s
         if (lost or which is Ask.ANOTHER) and self.current is not None:
             patience = self._settings.another_s
         while True:
             names = discovery.best()
+            if not names and not has_asked:
+                has_asked = True
+                nobody = await self._look_for(discovery, group)
+                if nobody is not None:  # is left to tell of a publication
+                    failure = more_telling(failure, nobody)
+                    over = lead.closed is not None
+                    return more_telling(failure, connection_lost(lead.closed)) if over else failure
+                continue
             if not names:
                 if bad:
                     failure, patience = failure or bad[-1], self._settings.another_s
@@ -283,6 +315,12 @@ class Pursuit:
             if failure is None or not may_look_for_another(failure, self._standing, which):
                 return failure
 
+    async def _look_for(self, discovery: Discovery, group: Tasks) -> Failure | None:
+        if self._settings.prefixes == "auto":
+            questions = Questions(len(self._job.expected.block_keys))
+            return await discovery.look_through(questions, group)
+        return await discovery.look_for(self._sources.prefixes, group)
+
     @property
     def _may_join(self) -> bool:
         """Whether a publication that is found may be able to go on for the one that was begun."""
@@ -298,7 +336,7 @@ class Pursuit:
         if current is not None and current.name == name:  # it has come back
             return current
         if current is not None and opened is not None and self._may_join:
-            joining = Download(name, self._job, current)
+            joining = Download(name, self._replicas.job_of(name), current)
             failure = joining.joins(opened)
             if failure is None:
                 log.info(
@@ -314,7 +352,7 @@ class Pursuit:
                 # It hides nothing of what the other one failed for.
                 return Failure(FailureReason.NOT_FOUND, failure.text)
         self._drop_current(why)
-        self.current = Download(name, self._job)
+        self.current = Download(name, self._replicas.job_of(name))
         return self.current
 
     async def _run_publication(

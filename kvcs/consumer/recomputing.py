@@ -60,7 +60,7 @@ def tokens_left(assembler: Assembler | None, wish: Wish, expected: Expectations)
         wish: What is wanted.
         expected: What is known of the prompt.
     """
-    known = len(expected.block_keys) or None
+    known = expected.wanted_blocks or len(expected.block_keys) or None
     if known is None and (assembler is None or assembler.manifest is None):
         return None
     blocks = sum(lack.stop - lack.start for lack in lacks(assembler, wish, known))

@@ -199,6 +199,12 @@ class Recovery:
         assert self._failure is not None, "nothing has failed yet"
         return Recompute(self._failure)
 
+    def found_relays(self, count: int) -> None:
+        """Note relays that were found beside those of the list; they come last."""
+        first = len(self._relays)
+        self._relays.extend(range(first, first + count))
+        self._relays_left += count
+
     def moved(self, relay: int) -> None:
         """Note that a relay has been left for another one, or for another session with it."""
         self._relays.rotate(-self._relays.index(relay))

@@ -15,7 +15,6 @@ from typing import Self
 import structlog
 
 from kvcs.consumer.badlist import BadPublications
-from kvcs.consumer.candidates import prefix_lengths
 from kvcs.consumer.download import Download
 from kvcs.consumer.events import (
     Event,
@@ -27,6 +26,7 @@ from kvcs.consumer.events import (
 )
 from kvcs.consumer.failures import Failure, Unreachable, last_event
 from kvcs.consumer.opening import Job
+from kvcs.consumer.prefixes import Index, prefix_lengths
 from kvcs.consumer.processes import Processes
 from kvcs.consumer.pursuit import Pursuit, Sources
 from kvcs.consumer.sections import SectionSource
@@ -68,6 +68,7 @@ def consume(
     settings: RetrievalSettings | None = None,
     codecs: CodecRegistry | None = None,
     publication: PublicationName | None = None,
+    index: Index | None = None,
     blocks: Sequence[SectionSource] = (),
     bad: BadPublications | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -89,6 +90,7 @@ def consume(
         settings=settings,
         codecs=codecs,
         publication=publication,
+        index=index,
         blocks=blocks,
         bad=bad,
         on_event=on_event,
@@ -118,6 +120,8 @@ class Retrieval:
         settings: How long to wait for what.
         codecs: The codecs that this end knows; by default those that come with kvcs.
         publication: Retrieve exactly this one, without discovery.
+        index: Asked once, ahead of everybody else, which publications begin as the prompt does;
+            those that do for longest are tried first.
         blocks: Block services, to be asked in order for what no relay brings.
         bad: Publications that discovery is not to choose; those that are found to be bad are
             added. Retrievals of one process may share it.
@@ -137,6 +141,7 @@ class Retrieval:
         settings: RetrievalSettings | None = None,
         codecs: CodecRegistry | None = None,
         publication: PublicationName | None = None,
+        index: Index | None = None,
         blocks: Sequence[SectionSource] = (),
         bad: BadPublications | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -175,6 +180,7 @@ class Retrieval:
             ways=self._ways,
             blocks=blocks,
             only=publication,
+            index=index,
             prefixes=prefixes,
             bad=BadPublications() if bad is None else bad,
         )

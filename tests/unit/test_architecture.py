@@ -73,6 +73,7 @@ SHELL = (
     "kvcs.consumer.opening",
     "kvcs.consumer.processes",
     "kvcs.consumer.pursuit",
+    "kvcs.consumer.replicas",
     "kvcs.consumer.retrieval",
     "kvcs.consumer.sessions",
     "kvcs.consumer.tasks",

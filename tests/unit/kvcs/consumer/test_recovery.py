@@ -143,6 +143,15 @@ def test_a_publication_that_goes_on_is_asked_for_at_every_relay() -> None:
     assert isinstance(steps(subject, INCOMPLETE, replace(JOINABLE, objects=4), 20)[-1], Recompute)
 
 
+def test_relays_that_were_found_come_behind_those_of_the_list() -> None:
+    subject = recovery(relays=1)
+    subject.found_relays(2)
+
+    assert steps(subject, LOST, USED, 5) == [
+        AskRelay(0), AskRelay(1), AskRelay(2), Pause(1.0), AskRelay(0),
+    ]  # fmt: skip
+
+
 def test_one_that_was_left_for_another_relay_is_asked_last() -> None:
     subject = recovery(relays=3)
     subject.tried(AskRelay(0), LOST, USED, 1001.0)

@@ -17,6 +17,9 @@ from kvcs.errors import ConfigError
         ({"recompute_tokens_per_s": 0.0}, "recompute_tokens_per_s is 0.0, expected a number of"),
         ({"recompute_tokens_per_s": inf}, "recompute_tokens_per_s is inf, expected a number of"),
         ({"spread_wait_s": -1.0}, "spread_wait_s is -1.0, expected 0 or more"),
+        ({"fetch": "often"}, "fetch is 'often', expected auto, never or always"),
+        ({"octets_per_s": 0.0}, "octets_per_s is 0.0, expected more than 0"),
+        ({"octets_per_s": float("nan")}, "octets_per_s is nan, expected more than 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_what_was_expected(
