@@ -20,7 +20,11 @@ from moqt.aio import ClientTls, MoqtConnection, RequestHandler, Server, ServerTl
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import RequestErrorCode
 from moqt.session.discovery import NamespaceDirectory
-from moqt.session.events import SubscribeNamespaceReceived, SubscribeReceived
+from moqt.session.events import (
+    FetchReceived,
+    SubscribeNamespaceReceived,
+    SubscribeReceived,
+)
 from moqt.session.localtrack import LocalTrack
 from tests.integration.kvcs.scene import (
     BLOCK_TOKENS,
@@ -158,19 +162,28 @@ class StandIn(RequestHandler):
         connection.session.accept_namespaces(request.request_id, self._directory)
 
     def subscribe_received(self, connection: MoqtConnection, request: SubscribeReceived) -> None:
+        if (found := self._find(connection, request)) is not None:
+            connection.session.accept_subscribe(request.request_id, found)
+
+    def fetch_received(self, connection: MoqtConnection, request: FetchReceived) -> None:
+        if (found := self._find(connection, request)) is not None:
+            connection.session.accept_fetch(request.request_id, found)
+
+    def _find(
+        self, connection: MoqtConnection, request: SubscribeReceived | FetchReceived
+    ) -> LocalTrack | None:
         track = request.track
         self.asked[track.name] += 1
         if track.name in self.silent:
-            return
+            return None
         copy = self._held.get(track.namespace)
         found = copy.tracks.get(track.name) if copy is not None else None
         if self.instead.get(track.name):
             found = self.instead[track.name].pop(0)
-        if found is not None:
-            connection.session.accept_subscribe(request.request_id, found)
-        else:
+        if found is None:
             code = RequestErrorCode.DOES_NOT_EXIST
             connection.session.reject(request.request_id, code, "no such track")
+        return found
 
 
 @dataclass
