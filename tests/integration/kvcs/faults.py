@@ -216,6 +216,9 @@ class Blocks:
     name: str = "blocks"
     deterministic: bool = False
     stalls: bool = False
+    fails: Exception | None = None
+    """What it raises once it has given one section."""
+
     lacks: frozenset[tuple[int, int]] = frozenset()
     """Layers and blocks that it does not have."""
 
@@ -244,3 +247,5 @@ class Blocks:
             if (key.layer, block) in self.damages:
                 v = bytes(len(v))
             yield Section(key=key, k=k, v=v, layer_digest=digest)
+            if self.fails is not None:
+                raise self.fails

@@ -21,7 +21,7 @@ from kvcs.consumer.events import (
 )
 from kvcs.consumer.retrieval import BadPublications, Retrieval, consume
 from kvcs.consumer.selection import Wish
-from kvcs.errors import Rejection
+from kvcs.errors import Incomplete, NotFound, Rejection
 from kvcs.producer.publication import Publication
 from kvcs.store.shared import SharedArraySink
 from moqt.aio.tls import CertificateFiles
@@ -499,16 +499,33 @@ async def test_what_no_relay_has_any_more_is_brought_by_a_block_service(
 ) -> None:
     sink, (track, layer, _) = CountingSink(), somewhere(seed)
     blocks = Blocks()
+    settings = replace(QUICK, large_octets=1) if seed % 3 else QUICK  # in threads
 
     async with (
         beside(certificates, False, lacks=(track, layer)) as specs,
-        consume(expectations(), specs, sink, blocks=[blocks], settings=QUICK) as retrieval,
+        consume(expectations(), specs, sink, blocks=[blocks], settings=settings) as retrieval,
     ):
         events = await rest_of(retrieval)
 
     complete = assert_whole(events, sink)
     assert complete.summary.attested == EVERYTHING.total()
     assert [key.layer for key in blocks.asked] == [layer] * BLOCKS
+
+
+@pytest.mark.parametrize("fails", [NotFound("no"), Incomplete("no"), OSError("no")])
+async def test_a_service_that_fails_is_left_with_what_it_has_given(
+    certificates: CertificateFiles, fails: Exception
+) -> None:
+    sink, first, second = CountingSink(), Blocks(fails=fails), Blocks()
+
+    async with (
+        beside(certificates, False, lacks=(b"v.raw.s0", 3)) as specs,
+        consume(expectations(), specs, sink, blocks=[first, second], settings=QUICK) as retrieval,
+    ):
+        events = await rest_of(retrieval)
+
+    assert_whole(events, sink)
+    assert [len(one.asked) for one in (first, second)] == [BLOCKS, BLOCKS - 1]
 
 
 async def test_a_service_that_stalls_lacks_or_damages_something_is_left_for_the_next_one(
