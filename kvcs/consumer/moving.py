@@ -34,6 +34,9 @@ class Moved(NamedTuple):
     opened: Opened | None
     """The publication being retrieved, as it was opened there."""
 
+    lost: bool
+    """Whether the one that is left gives no sign of life; if not, it has asked us to go."""
+
 
 class Bound(NamedTuple):
     """The publication that a retrieval is bound to."""
@@ -131,7 +134,7 @@ class Movements:
                         elif lanes.is_in_doubt:
                             self._adopt(other, uri, made.pop((other, uri)))
                             other.sent_to = None
-                            return Moved(other, found)
+                            return Moved(other, found, lost=conn.going_away is None)
                     await asyncio.sleep(backoff.next_s())
                 self._let_go_all(made)
         finally:

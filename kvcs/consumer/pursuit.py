@@ -132,6 +132,9 @@ class Pursuit:
             if isinstance(found, Moved):
                 recovery.moved(self._sources.ways.index(found.way))
                 opened = found.opened
+                if found.lost:
+                    recovery.begin(self._standing, self._loop.time())
+                    until(recovery.until)
                 continue
             if found is None:
                 return None

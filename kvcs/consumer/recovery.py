@@ -14,7 +14,8 @@ compute what is missing. What *is* missing is the assembler's to say. In this or
 6. computing.
 
 The whole ends at the deadline, and, where the caller says how fast it computes, when computing what
-was missing as recovery began would have taken as long. Recovery begins with the first failure.
+was missing as recovery began would have taken as long. It begins with the first failure, or when a
+relay falls silent and another one takes over.
 """
 
 import math
@@ -210,6 +211,22 @@ class Recovery:
         self._relays.rotate(-self._relays.index(relay))
         self._new_round()
 
+    def begin(self, stands: Standing, now: float) -> None:
+        """Note that something was lost, or failed: from the first time on, recovery lasts.
+
+        Its bound is fixed with the first estimate of what has to be computed.
+
+        Args:
+            stands: How the retrieval stands now.
+            now: The time.
+        """
+        if self._began_at is None:
+            self._began_at = now
+        if self._bound_s is None and math.isfinite(
+            bound_s := recompute_s(stands.tokens, self._settings)
+        ):
+            self._bound_s = bound_s
+
     def tried(
         self, step: AskRelay | AskBlocks, found: Failure, stands: Standing, now: float
     ) -> None:
@@ -221,7 +238,7 @@ class Recovery:
             stands: How the retrieval stands now.
             now: The time.
         """
-        self._begin(stands, now)
+        self.begin(stands, now)
         if progress := stands.objects > self._objects:
             self._pauses.reset()
         self._objects, self._standing = stands.objects, stands
@@ -260,15 +277,6 @@ class Recovery:
         self._relays_left, self._joins_left = len(self._relays), 0
         self._services_left.clear()
         self._again = again
-
-    def _begin(self, stands: Standing, now: float) -> None:
-        """Have recovery begin with the first failure, and its bound with the first estimate."""
-        if self._began_at is None:
-            self._began_at = now
-        if self._bound_s is None and math.isfinite(
-            bound_s := recompute_s(stands.tokens, self._settings)
-        ):
-            self._bound_s = bound_s
 
 
 def is_final(failure: Failure, stands: Standing) -> bool:

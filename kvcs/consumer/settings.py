@@ -112,8 +112,9 @@ class RetrievalSettings:
 
     recompute_tokens_per_s: float | None = None
     """The caller's estimate of how many tokens it computes in a second. Recovery of what is
-    missing, from the first failure on, never lasts longer than computing the tokens concerned
-    would, nor is anything waited for in silence for as long. None: the deadline alone ends it."""
+    missing, from the first failure or loss on, never lasts longer than computing the tokens
+    concerned would, nor is anything waited for in silence for as long. None: the deadline alone
+    ends it."""
 
     def __post_init__(self) -> None:
         for name in (

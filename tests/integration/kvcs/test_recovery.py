@@ -153,6 +153,37 @@ async def test_a_producer_that_is_killed_is_told_before_computing_would_have_tak
     assert failed.recompute
 
 
+async def test_a_relay_that_takes_over_has_no_longer_than_computing_takes_either(
+    certificates: CertificateFiles,
+) -> None:
+    sink, loop = CountingSink(), asyncio.get_running_loop()
+    settings = hasty(silence_s=0.3, deadline_s=PATIENCE_S, stall_timeout_s=PATIENCE_S)
+
+    async with (
+        places(certificates, 2) as [first, second],
+        producing_at(certificates, first, second) as scene,
+    ):
+        handle = scene.open()
+        await fill(handle, [0, 1])
+        specs, bounded = [first.spec, second.spec], replace(settings, recompute_tokens_per_s=5.0)
+        async with consume(expectations(), specs, sink, settings=bounded) as retrieval:
+            await retrieval.layer(1, timeout_s=PATIENCE_S)
+            await first.kill()
+            killed = loop.time()
+            # It goes on: what comes is new, and still comes too late.
+            for layer in range(2, LAYERS - 1):
+                await fill(handle, [layer])
+                await retrieval.layer(layer, timeout_s=PATIENCE_S)
+            events = await rest_of(retrieval)
+            ended = loop.time()
+
+    failed = assert_exact(events, sink)
+    assert failed.reason is FailureReason.EXPIRED
+    assert "not recovered within 4 s" in failed.text
+    assert ended - killed < TOKENS / 5.0 + SLACK_S
+    assert ready(events) == list(range(LAYERS - 1))
+
+
 @moments
 async def test_when_everything_is_gone_what_is_to_be_computed_is_exactly_what_is_missing(
     certificates: CertificateFiles, seed: int

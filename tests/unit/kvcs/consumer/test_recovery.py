@@ -206,6 +206,16 @@ def test_recovery_lasts_no_longer_than_computing_what_was_missing_when_it_began(
     assert subject.expired.text.startswith("not recovered within 2 s, in which it can be recomp")
 
 
+def test_recovery_begins_as_well_where_another_relay_takes_over_from_a_silent_one() -> None:
+    subject = recovery(recompute_tokens_per_s=10.0)
+    subject.moved(1)
+    assert subject.until == 1100.0
+
+    subject.begin(USED, 1001.0)
+    subject.tried(AskRelay(1), LOST, USED, 1002.0)
+    assert subject.until == 1003.0
+
+
 def test_the_deadline_ends_it_where_computing_takes_longer() -> None:
     subject = recovery(recompute_tokens_per_s=0.1)
     subject.tried(AskRelay(0), LOST, USED, 1001.0)
