@@ -129,7 +129,7 @@ NamesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 PathsSetting = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
 
 
-class Settings(BaseSettings):
+class CommonSettings(BaseSettings):
     """What every command can be told. Frozen; made by :func:`settings_from`, or in code.
 
     Made in code, it takes what it is given and reads neither environment nor file.
@@ -140,6 +140,30 @@ class Settings(BaseSettings):
     )
     #: The table of the file that is for this command.
     table: ClassVar[str] = ""
+
+    # Log lines.
+    log_format: LogFormat = Field(
+        default="auto", description="lines for people, JSON, or what suits"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="what is below is not written"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave environment and file to :func:`settings_from`, which knows what came from where."""
+        return (init_settings,)
+
+
+class Settings(CommonSettings):
+    """What every command can be told that speaks MOQT."""
 
     # What TLS is told.
     ca_file: Path | None = Field(
@@ -152,14 +176,6 @@ class Settings(BaseSettings):
     insecure_skip_verify: bool = Field(
         default=False,
         description="believe any peer: for measurements and tests, never for data that matter",
-    )
-
-    # Log lines.
-    log_format: LogFormat = Field(
-        default="auto", description="lines for people, JSON, or what suits"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="what is below is not written"
     )
 
     # QUIC.
@@ -196,18 +212,6 @@ class Settings(BaseSettings):
     request_timeout_s: float = Field(
         default=10.0, gt=0, description="seconds until a request must be answered"
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave environment and file to :func:`settings_from`, which knows what came from where."""
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _check_windows(self) -> "Settings":
@@ -452,6 +456,49 @@ class RelaySettings(Settings):
     )
 
 
+class IndexSettings(CommonSettings):
+    """What ``kvcs index`` can be told."""
+
+    table: ClassVar[str] = "index"
+
+    listen: AddressSetting = Field(
+        description="address and TCP port to listen on, such as 0.0.0.0:8443"
+    )
+    certificate_file: Path = Field(description="PEM file with the certificate chain to listen with")
+    key_file: Path = Field(description="PEM file with the certificate's key")
+    tokens_file: Path = Field(
+        description="file of mode 0600 with who may ask, a line each: SCOPE_ID RIGHTS TOKEN"
+    )
+    drain_s: float = Field(
+        default=10.0, ge=0, description="seconds for requests to end after SIGTERM"
+    )
+    max_connections: int = Field(
+        default=1024, ge=1, description="connections at once; more are refused"
+    )
+    max_open_requests: int = Field(
+        default=256, ge=1, description="requests at once; more are refused"
+    )
+    max_holders: int = Field(default=65_536, ge=1, description="holders that are listed at most")
+    max_holders_of_token: int = Field(
+        default=16_384, ge=1, description="of them those that one token has registered"
+    )
+    max_keys: int = Field(
+        default=1_000_000, ge=1, description="keys of all holders, at some 300 octets of memory"
+    )
+    max_keys_of_token: int = Field(
+        default=500_000, ge=1, description="of them those that one token has registered"
+    )
+    max_lease_s: float = Field(
+        default=3600.0, ge=1, description="seconds that a holder is listed without renewal"
+    )
+    request_timeout_s: float = Field(
+        default=10.0, gt=0, description="seconds for a handshake, and until a request is there"
+    )
+    idle_timeout_s: float = Field(
+        default=30.0, gt=0, description="seconds of silence that end a connection"
+    )
+
+
 class BenchSettings(ScopedSettings):
     """What ``kvcs bench`` can be told. Names nothing that another command does not know."""
 
@@ -479,9 +526,14 @@ class PingSettings(Settings):
 
 #: Every class of settings with names of its own. One in the file or the environment must be known
 #: to one of them.
-SETTINGS: tuple[type[Settings], ...] = (ProducerSettings, ConsumerSettings, RelaySettings)
+SETTINGS: tuple[type[CommonSettings], ...] = (
+    ProducerSettings,
+    ConsumerSettings,
+    RelaySettings,
+    IndexSettings,
+)
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=CommonSettings)
 
 
 class Origin(NamedTuple):
@@ -490,7 +542,9 @@ class Origin(NamedTuple):
     text: str
 
 
-def add_settings(parser: ArgumentParser, cls: type[Settings], *, but: Collection[str] = ()) -> None:
+def add_settings(
+    parser: ArgumentParser, cls: type[CommonSettings], *, but: Collection[str] = ()
+) -> None:
     """Declare a flag for every setting that is not secret, and ``--config``; ``but`` these."""
     parser.allow_abbrev = False  # --scope-key must be an error, and not --scope-key-file
     parser.add_argument(
@@ -555,7 +609,7 @@ def settings_from(cls: type[S], args: Namespace, *, environ: Mapping[str, str] |
 
 
 def origins_of(
-    cls: type[Settings], args: Namespace, *, environ: Mapping[str, str] | None = None
+    cls: type[CommonSettings], args: Namespace, *, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return, for each setting that is set at all, where its value comes from."""
     variables = os.environ if environ is None else environ
@@ -566,7 +620,7 @@ def origins_of(
 
 
 def _from_environment(
-    cls: type[Settings], variables: Mapping[str, str]
+    cls: type[CommonSettings], variables: Mapping[str, str]
 ) -> dict[str, tuple[Any, Origin]]:
     found: dict[str, tuple[Any, Origin]] = {}
     known = {f"{ENV_PREFIX}{name.upper()}" for name in _all_names()} | _OTHER_VARIABLES
@@ -581,7 +635,7 @@ def _from_environment(
     return found
 
 
-def _from_file(cls: type[Settings], named: str | None) -> dict[str, tuple[Any, Origin]]:
+def _from_file(cls: type[CommonSettings], named: str | None) -> dict[str, tuple[Any, Origin]]:
     path = Path(named or DEFAULT_FILE)
     try:
         members = tomllib.loads(path.read_text())
@@ -629,7 +683,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _explain(
-    cls: type[Settings], error: ErrorDetails, found: Mapping[str, tuple[Any, Origin]]
+    cls: type[CommonSettings], error: ErrorDetails, found: Mapping[str, tuple[Any, Origin]]
 ) -> str:
     """Put one complaint of the validator in our words."""
     message = error["msg"].removeprefix("Value error, ")

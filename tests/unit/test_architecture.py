@@ -32,6 +32,7 @@ FLOORS = (
         "kvcs.memory",
         "kvcs.measurement",
         "kvcs.advice",
+        "kvcs.kvsp.http",
     ),
     ("kvcs.producer", "kvcs.consumer"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
@@ -56,6 +57,13 @@ SHELL = (
     "moqt.relay.upstream",
     "kvcs.lifecycle",
     "kvcs.link",
+    "kvcs.kvsp.http.blockclient",
+    "kvcs.kvsp.http.blockservice",
+    "kvcs.kvsp.http.client",
+    "kvcs.kvsp.http.indexclient",
+    "kvcs.kvsp.http.indexservice",
+    "kvcs.kvsp.http.registrar",
+    "kvcs.kvsp.http.service",
     "kvcs.producer.daemon",
     "kvcs.producer.handle",
     "kvcs.producer.handler",
@@ -80,6 +88,7 @@ SHELL = (
 )
 IO_LIBRARIES = (
     "asyncio",
+    "aiohttp",
     "aioquic",
     "aiopquic",
     "uvloop",
@@ -110,8 +119,8 @@ def within(name: str, *packages: str) -> bool:
 def floor(name: str) -> int:
     if name in FACES:
         return FACES[name]
-    [found] = [n for n, row in enumerate(FLOORS) if within(name, *row)]
-    return found
+    # A package may stand above the one that it is a part of: the longest name counts.
+    return max((len(p), n) for n, row in enumerate(FLOORS) for p in row if within(name, p))[1]
 
 
 def nodes(path: str) -> Iterator[ast.Import | ast.ImportFrom]:
