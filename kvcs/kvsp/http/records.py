@@ -80,8 +80,8 @@ class Runs:
         runs: list[tuple[int, int]] = []
         for pair in value:
             match pair:
-                case [int(first), int(last)] if type(first) is int and type(last) is int:
-                    runs.append((first, last))
+                case [first, last]:
+                    runs.append((_integer("layer", first), _integer("layer", last)))
                 case _:
                     raise BadRecord("layers are not pairs [first, last]")
         return cls(tuple(runs))
@@ -181,7 +181,7 @@ def read_registration(text: bytes, *, octets: int, max_keys: int) -> tuple[Holdi
     try:
         holding = Holding(
             uri=parse_holder(members["uri"]),
-            first_block=_integer("first_block", members["first_block"], MAX_BLOCKS),
+            first_block=_natural("first_block", members["first_block"]),
             keys=read_keys(members["keys"], max_keys),
             layers=Runs.parse(members["layers"]),
             encodings=_texts("encodings", members["encodings"], MAX_ENCODINGS),
@@ -244,14 +244,14 @@ def read_candidate(value: object) -> Candidate:
     try:
         return Candidate(
             uri=parse_holder(members["uri"]),
-            first_block=_integer("first_block", members["first_block"], MAX_BLOCKS),
-            blocks=_integer("blocks", members["blocks"], MAX_BLOCKS),
+            first_block=_natural("first_block", members["first_block"]),
+            blocks=_natural("blocks", members["blocks"]),
             layers=Runs.parse(members["layers"]),
             encodings=_texts("encodings", members["encodings"], MAX_ENCODINGS),
             complete=_boolean("complete", members["complete"]),
             publication=read_publication(members.get("publication")),
             expires_s=read_lease(members["expires_s"], least=0.0),
-            covers=None if covers is None else _integer("covers", covers, MAX_BLOCKS),
+            covers=None if covers is None else _natural("covers", covers),
         )
     except BadName as exc:
         raise BadRecord(str(exc)) from None
@@ -324,9 +324,10 @@ def read_count(name: str, value: object, limit: int) -> int:
     Raises:
         BadRecord: If it is none.
     """
-    if type(value) is not int or not 1 <= value <= limit:
-        raise BadRecord(f"{name} is no integer of 1 to {limit}")
-    return value
+    count = _integer(name, value)
+    if not 1 <= count <= limit:
+        raise BadRecord(f"{name} is {count}, expected 1 to {limit}")
+    return count
 
 
 def _members(value: object, required: Sequence[str], optional: Sequence[str]) -> dict[str, Any]:
@@ -339,11 +340,19 @@ def _members(value: object, required: Sequence[str], optional: Sequence[str]) ->
     return dict(value)
 
 
-def _integer(name: str, value: object, limit: int) -> int:
+def _integer(name: str, value: object) -> int:
+    """Read an integer; 1.0 is one, too, as JSON Schema has it."""
+    if type(value) is float and value.is_integer():
+        return int(value)
     if type(value) is not int:
         raise BadRecord(f"{name} is no integer")
-    _check_number(name, value, limit)
     return value
+
+
+def _natural(name: str, value: object) -> int:
+    number = _integer(name, value)
+    _check_number(name, number, MAX_BLOCKS)
+    return number
 
 
 def _check_number(name: str, value: int, limit: int) -> None:

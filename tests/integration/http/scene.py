@@ -112,9 +112,10 @@ async def on_stage(
     holder: BlockHolder | None = None,
     limits: BlockLimits | None = None,
     directory: Directory | None = None,
+    patience_s: float = 60.0,
     **options: Any,
 ) -> AsyncIterator[Stage]:
-    """Have both services listen; what the test does with them may take a minute."""
+    """Have both services listen; what the test does with them may take so many seconds."""
     memory, counters = MemoryHolder(), Noticing()
     names = memory.add_source(SCOPE, SOURCE)
     index = IndexService(directory or Directory(), counters=counters)
@@ -125,7 +126,7 @@ async def on_stage(
         options=ServiceOptions(**options),
         counters=counters,
     )
-    async with asyncio.timeout(60), service:
+    async with asyncio.timeout(patience_s), service:
         host, port = await service.listen("127.0.0.1", 0, tls=server_tls(files))
         base = f"https://{host}:{port}"
         yield Stage(service, index.directory, names, base, files, counters)
