@@ -28,7 +28,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from kvcs.errors import ConfigError
+from kvcs.errors import BadName, ConfigError
+from kvcs.kvsp.http.uris import ServiceUri
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.signing import ProducerKey, PublicKey, trusted_keys
 from kvcs.telemetry import LogFormat
@@ -52,7 +53,11 @@ _OTHER_VARIABLES = frozenset(
 _PLATFORM_VARIABLE = re.compile(r"KVCS_(.+_)?(PORT(_\d+.*|_.+)?|SERVICE_(HOST|PORT)(_.+)?)")
 
 #: Second names of flags. In the environment and the file a setting has one name.
-_ALSO: Mapping[str, tuple[str, ...]] = {"encodings": ("--codec",)}
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "encodings": ("--codec",),
+    "http_listen": ("--http",),
+    "index_uri": ("--index",),
+}
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([kmg]i?|)b?", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>\d{1,5})")
@@ -112,6 +117,25 @@ def parse_uri(value: object) -> object:
     return value
 
 
+def parse_service(value: object) -> object:
+    """Read the ``https://HOST:PORT/PATH`` of a service."""
+    try:
+        return ServiceUri.parse(value).base if isinstance(value, str) else value
+    except BadName as exc:
+        raise ValueError(f"expected https://HOST:PORT/PATH: {exc}") from None
+
+
+def parse_places(value: object) -> object:
+    """Read a list of ``moqt://HOST:PORT/PATH`` and ``https://HOST:PORT/PATH``."""
+    found = parse_list(value)
+    for uri in found if isinstance(found, list | tuple) else ():
+        if isinstance(uri, str) and uri.startswith("https:"):
+            parse_service(uri)
+        else:
+            parse_uri(uri)
+    return found
+
+
 def parse_uris(value: object) -> object:
     """Read a list of ``moqt://HOST:PORT/PATH``."""
     found = parse_list(value)
@@ -124,6 +148,8 @@ AddressSetting = Annotated[Address, BeforeValidator(parse_address)]
 DatagramSetting = Annotated[int | None, BeforeValidator(parse_datagram)]
 OctetsSetting = Annotated[int, BeforeValidator(parse_octets)]
 UriSetting = Annotated[str, BeforeValidator(parse_uri)]
+ServiceSetting = Annotated[str, BeforeValidator(parse_service)]
+PlacesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_places)]
 UrisSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_uris)]
 NamesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 PathsSetting = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
@@ -279,6 +305,25 @@ class ProducerSettings(ScopedSettings):
         description="forms to offer: CODEC for k and v apart, kv.CODEC for one track; codecs are "
         "raw, shuffle-zstd, shuffle-lz4 (lossless), int8, fp8 (lossy, k and v apart)",
     )
+    http_listen: AddressSetting | None = Field(
+        default=None, description="address and TCP port to serve blocks at over HTTPS"
+    )
+    tokens_file: Path | None = Field(
+        default=None,
+        description="file of mode 0600 with who may ask over HTTPS, a line each: SCOPE_ID RIGHTS "
+        "TOKEN",
+    )
+    index_uri: ServiceSetting | None = Field(
+        default=None, description="index to be listed at, https://HOST:PORT/PATH"
+    )
+    index_token_file: Path | None = Field(
+        default=None, description="file with the token that the index knows us by"
+    )
+    reached_at: PlacesSetting = Field(
+        default=(),
+        description="where others reach us, as the index is told: moqt://HOST:PORT/PATH and "
+        "https://HOST:PORT/PATH (default: the relays, and the addresses listened on)",
+    )
     deterministic: bool = Field(
         default=False, description="promise that every run gives bit-identical objects"
     )
@@ -307,10 +352,14 @@ class ProducerSettings(ScopedSettings):
     def _check_listener(self) -> "ProducerSettings":
         if self.listen is None and not self.connect:
             raise ValueError("neither listen nor connect is set, expected one of them or both")
-        if self.listen is not None:
+        if self.listen is not None or self.http_listen is not None:
             for name in ("certificate_file", "key_file"):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name} is not set, expected a PEM file to listen with")
+        if self.http_listen is not None and self.tokens_file is None:
+            raise ValueError("tokens_file is not set, expected a file since http_listen is")
+        if self.index_uri is not None and self.index_token_file is None:
+            raise ValueError("index_token_file is not set, expected a file since index_uri is")
         return self
 
     def load_producer_key(self) -> ProducerKey | None:
@@ -730,7 +779,7 @@ def _metavar(field: FieldInfo) -> str:
         return "|".join(get_args(field.annotation))
     if int in kinds:
         return "N"
-    if parse_uris in readers:
+    if {parse_uris, parse_service, parse_places} & set(readers):
         return "URI"
     return "SECONDS" if float in kinds else "TEXT"
 

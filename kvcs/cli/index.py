@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 import structlog
 
 from kvcs.cli.output import Output
+from kvcs.cli.overhttp import renew_tokens
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import IndexSettings, add_settings, settings_from
-from kvcs.errors import ConfigError
 from kvcs.kvsp.http.directory import Directory, DirectoryLimits
 from kvcs.kvsp.http.indexservice import IndexService
 from kvcs.kvsp.http.service import HttpService, ServiceOptions
@@ -82,12 +82,7 @@ async def run(args: Namespace) -> int:
     )
 
     def renew(tls: ServerTls) -> None:
-        try:
-            service.authorizer = TokenFile.read(settings.tokens_file)
-        except ConfigError as exc:
-            log.warning(LogEvent.TOKENS_REFUSED, error=str(exc))
-        else:
-            log.info(LogEvent.TOKENS_TAKEN, file=str(settings.tokens_file))
+        renew_tokens(service, settings.tokens_file)
         service.identify(tls)
 
     async def serve(stopping: asyncio.Event) -> None:

@@ -103,8 +103,6 @@ def _data(track: LocalTrack, layer: int, index: int) -> Octets | None:
     _, obj = found[0]
     if obj.object_id != index or obj.status is not ObjectStatus.NORMAL or obj.dropped:
         return None
-    header, *data = obj.parts  # as they were published: the header by itself
-    assert len(header) == HEADER_OCTETS, "an Object of a data track has its header in front"
-    if len(data) == 1:
-        return data[0]
-    return b"".join(data)
+    if len(obj.parts) == 2 and len(obj.parts[0]) == HEADER_OCTETS:
+        return obj.parts[1]  # as it was published: the header by itself
+    return memoryview(b"".join(obj.parts))[HEADER_OCTETS:]

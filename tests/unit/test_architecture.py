@@ -68,6 +68,7 @@ SHELL = (
     "kvcs.producer.handle",
     "kvcs.producer.handler",
     "kvcs.producer.holdings",
+    "kvcs.producer.listing",
     "kvcs.producer.relay",
     "kvcs.producer.workers",
     "kvcs.consumer.discovery",

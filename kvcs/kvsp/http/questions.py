@@ -50,9 +50,12 @@ class BatchQuestion:
             required=("keys", "layers"),
             optional=("publication",),
         )
+        layers = Runs.parse(members["layers"])
+        if not layers:
+            raise BadRecord("no layers, expected at least one run")
         return cls(
             read_keys(members["keys"], max_keys),
-            Runs.parse(members["layers"]),
+            layers,
             read_publication(members.get("publication")),
         )
 

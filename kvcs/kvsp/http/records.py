@@ -42,8 +42,8 @@ class Runs:
     runs: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.runs) <= MAX_RUNS:
-            raise BadRecord(f"{len(self.runs)} runs of layers, expected 1 to {MAX_RUNS}")
+        if len(self.runs) > MAX_RUNS:
+            raise BadRecord(f"{len(self.runs)} runs of layers, limit {MAX_RUNS}")
         before = -1
         for first, last in self.runs:
             if not before < first <= last < MAX_LAYERS:
@@ -58,7 +58,7 @@ class Runs:
         """Return the runs of some layers.
 
         Raises:
-            BadRecord: If there are none, or more runs than one record may have.
+            BadRecord: If there are more runs than one record may have.
         """
         runs: list[tuple[int, int]] = []
         for layer in sorted(set(layers)):
@@ -116,7 +116,7 @@ class Holding:
     """The Block Keys of its blocks, one after the other."""
 
     layers: Runs
-    """Which layers it has of every one of them."""
+    """Which layers it has of every one of them; none yet at the beginning of a production."""
 
     first_block: int = 0
     """Index of its first block in the whole context."""

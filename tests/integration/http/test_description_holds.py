@@ -88,7 +88,7 @@ def about_what_there_is(case: schemathesis.Case, stage: Stage, data: st.DataObje
         case.headers.pop("If-Match", None)
     if isinstance(body := case.body, dict):
         if "layers" in body:
-            layers = {layer for pair in body["layers"] for layer in pair}
+            layers = {int(layer) for pair in body["layers"] for layer in pair}
             body["layers"] = Runs.of(sorted(layers)[:8]).json()
         if "uri" in body:
             body["uri"] = re.sub(

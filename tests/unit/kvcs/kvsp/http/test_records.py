@@ -36,7 +36,8 @@ MOQT = PublicationUri(
     "moqt://relay:4443/", PublicationName(b"s" * 32, b"c" * 32, b"a" * 32, b"p" * 16)
 )
 IDS = st.binary(min_size=32, max_size=32)
-RUNS = st.sets(st.integers(0, 200), min_size=1).map(Runs.of)
+RUNS = st.sets(st.integers(0, 200)).map(Runs.of)
+SOME_RUNS = RUNS.filter(len)
 HOLDINGS = st.builds(
     Holding,
     uri=st.just(URI),
@@ -109,7 +110,6 @@ def test_a_publication_over_moqt_is_read_too() -> None:
         ({"first_block": 0.5}, "first_block is no integer"),
         ({"first_block": 1e300}, "limit 16777216|expected 0 to 16777216"),
         ({"first_block": "0"}, "first_block is no integer"),
-        ({"layers": []}, "0 runs of layers"),
         ({"layers": [[0, 1], [1, 2]]}, "layers 1 to 2 after 1"),
         ({"layers": [[2, 1]]}, "layers 2 to 1"),
         ({"layers": [[0, 65_535]]}, "below 65535"),
@@ -197,7 +197,7 @@ def test_no_member_of_another_kind_raises_anything_undocumented(name: str, value
 # -- layers --------------------------------------------------------------------------------------
 
 
-@given(st.sets(st.integers(0, 300), min_size=1))
+@given(st.sets(st.integers(0, 300)))
 def test_runs_are_the_layers_they_were_made_of(layers: set[int]) -> None:
     runs = Runs.of(layers)
 
@@ -209,15 +209,29 @@ def test_runs_are_the_layers_they_were_made_of(layers: set[int]) -> None:
     assert all(a[1] + 1 < b[0] for a, b in zip(runs.runs, runs.runs[1:], strict=False))
 
 
-def test_no_layers_are_no_runs() -> None:
-    with pytest.raises(BadRecord, match="0 runs of layers, expected 1 to 256"):
-        Runs.of(())
+def test_a_holder_may_have_no_layer_yet_and_a_question_asks_for_one_at_least() -> None:
+    holding, _ = read_registration(registration(layers=[]), octets=OCTETS, max_keys=KEYS)
+
+    assert holding.layers == Runs.of(()) == Runs(())
+    text = orjson.dumps({"keys": ["6b" * 32], "layers": []})
+    with pytest.raises(BadRecord, match="no layers, expected at least one run"):
+        BatchQuestion.parse(text, octets=OCTETS, max_keys=KEYS)
+
+
+def test_there_may_not_be_more_runs_than_one_record_has() -> None:
+    assert len(Runs.of(range(0, 2 * MAX_RUNS, 2)).runs) == MAX_RUNS
+    with pytest.raises(BadRecord, match="257 runs of layers, limit 256"):
+        Runs.of(range(0, 2 * MAX_RUNS + 2, 2))
 
 
 # -- questions and answers -----------------------------------------------------------------------
 
 
-@given(st.lists(IDS, min_size=1, max_size=5), RUNS, st.none() | st.binary(min_size=16, max_size=16))
+@given(
+    st.lists(IDS, min_size=1, max_size=5),
+    SOME_RUNS,
+    st.none() | st.binary(min_size=16, max_size=16),
+)
 def test_a_question_for_many_blocks_is_read_as_it_was_written(
     keys: list[bytes], layers: Runs, publication: bytes | None
 ) -> None:
