@@ -8,9 +8,9 @@ import pytest
 from kvcs.config import (
     SETTINGS,
     Address,
+    CommonSettings,
     ConsumerSettings,
     ProducerSettings,
-    Settings,
     add_settings,
     origins_of,
     settings_from,
@@ -18,7 +18,7 @@ from kvcs.config import (
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=CommonSettings)
 RELAY = "moqt://relay.example:4443/"
 
 
