@@ -51,6 +51,8 @@ class LogEvent(StrEnum):
     LAYER_READY = "layer ready"
     WAY_IN_DOUBT = "connection in doubt"
     WAY_TAKEN = "another connection taken"
+    INDEX_FAILED = "index not used"
+    INDEX_REFUSED = "index entry not used"
     LANES_MISSING = "fewer connections than wanted"
     LANE_LOST = "one of several connections lost"
     RETRIEVAL_COMPLETE = "retrieval complete"
@@ -63,6 +65,7 @@ class LogEvent(StrEnum):
     INDEX_LOST = "index does not answer"
     INDEX_BACK = "index answers again"
     INDEX_REFUSED = "index refuses a holder"
+    GARBAGE_COLLECTED = "garbage collected"
 
 
 class Counter(StrEnum):
