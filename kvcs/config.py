@@ -281,7 +281,25 @@ class ScopedSettings(Settings):
         return ScopeKey(secret)
 
 
-class ProducerSettings(ScopedSettings):
+class IndexedSettings(ScopedSettings):
+    """What those commands can be told that tell an index, or ask one."""
+
+    index_uri: ServiceSetting | None = Field(
+        default=None,
+        description="index to be listed at, or to ask who covers most, https://HOST:PORT/PATH",
+    )
+    index_token_file: Path | None = Field(
+        default=None, description="file with the token that the index knows us by"
+    )
+
+    @model_validator(mode="after")
+    def _check_index(self) -> "IndexedSettings":
+        if self.index_uri is not None and self.index_token_file is None:
+            raise ValueError("index_token_file is not set, expected a file since index_uri is")
+        return self
+
+
+class ProducerSettings(IndexedSettings):
     """What ``kvcs produce`` can be told."""
 
     table: ClassVar[str] = "produce"
@@ -312,12 +330,6 @@ class ProducerSettings(ScopedSettings):
         default=None,
         description="file of mode 0600 with who may ask over HTTPS, a line each: SCOPE_ID RIGHTS "
         "TOKEN",
-    )
-    index_uri: ServiceSetting | None = Field(
-        default=None, description="index to be listed at, https://HOST:PORT/PATH"
-    )
-    index_token_file: Path | None = Field(
-        default=None, description="file with the token that the index knows us by"
     )
     reached_at: PlacesSetting = Field(
         default=(),
@@ -358,8 +370,6 @@ class ProducerSettings(ScopedSettings):
                     raise ValueError(f"{name} is not set, expected a PEM file to listen with")
         if self.http_listen is not None and self.tokens_file is None:
             raise ValueError("tokens_file is not set, expected a file since http_listen is")
-        if self.index_uri is not None and self.index_token_file is None:
-            raise ValueError("index_token_file is not set, expected a file since index_uri is")
         return self
 
     def load_producer_key(self) -> ProducerKey | None:
@@ -373,7 +383,7 @@ class ProducerSettings(ScopedSettings):
         return ProducerKey.from_file(self.producer_key_file)
 
 
-class ConsumerSettings(ScopedSettings):
+class ConsumerSettings(IndexedSettings):
     """What ``kvcs consume`` can be told."""
 
     table: ClassVar[str] = "consume"

@@ -64,7 +64,7 @@ class LogEvent(StrEnum):
     TOKENS_REFUSED = "tokens refused"
     INDEX_LOST = "index does not answer"
     INDEX_BACK = "index answers again"
-    INDEX_REFUSED = "index refuses a holder"
+    HOLDER_REFUSED = "index does not take a holder"
     GARBAGE_COLLECTED = "garbage collected"
 
 

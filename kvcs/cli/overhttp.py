@@ -1,4 +1,4 @@
-"""What ``kvcs produce`` does over HTTP: serve the blocks it holds, and be listed at an index."""
+"""What commands do over HTTP: serve the blocks of a producer, be listed at an index, ask one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -6,9 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 
 from kvcs.cli.output import Output
-from kvcs.config import Address, ProducerSettings
+from kvcs.config import Address, IndexedSettings, ProducerSettings
 from kvcs.errors import ConfigError
 from kvcs.kvsp.http.blockservice import BlockService
+from kvcs.kvsp.http.client import ClientOptions
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.service import HttpService, ServiceOptions
@@ -38,7 +39,6 @@ class OverHttp:
         self._producer = producer
         self._settings = settings
         self._service: HttpService | None = None
-        self._client: IndexClient | None = None
         if settings.http_listen is not None:
             assert settings.tokens_file is not None, "the settings see to that"
             self._service = HttpService(
@@ -51,14 +51,7 @@ class OverHttp:
                 ),
                 counters=producer.counters,
             )
-        if settings.index_uri is not None:
-            assert settings.index_token_file is not None, "the settings see to that"
-            self._client = IndexClient(
-                settings.index_uri,
-                read_token(settings.index_token_file),
-                producer.scope_key.scope_id,
-                tls=ClientTls(settings.ca_file, not settings.insecure_skip_verify),
-            )
+        self._client = index_client(settings, producer.scope_key.scope_id)
 
     @asynccontextmanager
     async def serving(self, address: tuple[str, int] | None, output: Output) -> AsyncIterator[None]:
@@ -116,6 +109,28 @@ class OverHttp:
                 "listens on every address of the machine"
             )
         return sessions, services
+
+
+def index_client(settings: IndexedSettings, scope_id: bytes) -> IndexClient | None:
+    """Return who asks and tells the index; ``None`` if there is none.
+
+    Raises:
+        ConfigError: If a file cannot be used; the message names it.
+    """
+    if settings.index_uri is None:
+        return None
+    assert settings.index_token_file is not None, "the settings see to that"
+    return IndexClient(
+        settings.index_uri,
+        read_token(settings.index_token_file),
+        scope_id,
+        # The name that a relay's certificate shows, if that is set, is not the index's.
+        tls=ClientTls(settings.ca_file, not settings.insecure_skip_verify),
+        options=ClientOptions(
+            connect_timeout_s=settings.connect_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+        ),
+    )
 
 
 def renew_tokens(service: HttpService, path: object) -> None:

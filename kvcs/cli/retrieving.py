@@ -3,6 +3,7 @@
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from kvcs.cli.inputs import descriptor_and_tokens, parse_json, parse_tokens, read_octets, shown_name
 from kvcs.cli.inputs import tokens_from as checked_tokens
 from kvcs.cli.output import Output
+from kvcs.cli.overhttp import index_client
 from kvcs.config import ConsumerSettings
 from kvcs.consumer.events import Event, Failed, LayerReady
+from kvcs.consumer.indexed import HttpIndex
 from kvcs.consumer.retrieval import ConnectionSpec, Retrieval, RetrievalSettings, consume
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.trust import Expectations
@@ -191,10 +194,12 @@ async def retrieve(
         ConnectionSpec(uri=uri, tls=client_tls(settings), quic=quic_settings(settings))
         for uri in settings.connect
     ]
+    client = index_client(settings, expected.scope_key.scope_id)
     retrieval = consume(
         expected,
         connections,
         sink,
+        index=None if client is None else HttpIndex(client),
         wish=wish,
         settings=RetrievalSettings(
             deadline_s=settings.deadline_s,
@@ -211,7 +216,7 @@ async def retrieve(
         on_event=lambda event: tell(event, retrieval),
     )
     with cancelled_by_sigterm():
-        async with retrieval:
+        async with client or nullcontext(), retrieval:
             await retrieval.result()
 
 

@@ -75,6 +75,7 @@ SHELL = (
     "kvcs.producer.workers",
     "kvcs.consumer.discovery",
     "kvcs.consumer.download",
+    "kvcs.consumer.indexed",
     "kvcs.consumer.intake",
     "kvcs.consumer.lanes",
     "kvcs.consumer.opening",

@@ -38,6 +38,9 @@ class DirectoryLimits:
     max_holders_told: int = 1024
     """In one answer."""
 
+    max_following_told: int = 65_536
+    """Keys behind those of the chain, in one answer. A candidate is told with all or none."""
+
     max_lease_s: float = 3600.0
 
 
@@ -194,7 +197,15 @@ class Directory:
             tuple(_candidate(entry, now) for entry in numbers), tuple(told[key] for key in keys)
         )
 
-    def longest(self, shelf: Shelf, keys: Sequence[bytes], *, limit: int, now: float) -> Longest:
+    def longest(
+        self,
+        shelf: Shelf,
+        keys: Sequence[bytes],
+        *,
+        limit: int,
+        now: float,
+        following: bool = False,
+    ) -> Longest:
         """Say who covers the longest beginning of a chain, those that cover most first.
 
         Holders of anything that begins with it are among them, however much longer it is. Those
@@ -205,6 +216,7 @@ class Directory:
             keys: The chain, from the first block of the context on.
             limit: How many candidates at most.
             now: The time.
+            following: Whether to tell the keys that each has behind those of the chain.
         """
         by_key = self._by_key.get(shelf, {})
         covers: dict[_Entry, int] = {}
@@ -220,7 +232,14 @@ class Directory:
             covers,
             key=lambda one: (one.holding.first_block > 0, -covers[one], *_preference(one)),
         )[:limit]
-        return Longest(tuple(_candidate(entry, now, covers[entry]) for entry in best))
+        room = self.limits.max_following_told if following else -1
+        told = []
+        for entry in best:
+            behind = entry.holding.keys[covers[entry] - entry.holding.first_block :]
+            is_told = len(behind) <= room
+            room -= len(behind) if is_told else 0
+            told.append(_candidate(entry, now, covers[entry], behind if is_told else None))
+        return Longest(tuple(told))
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -276,7 +295,12 @@ def _is_at(entry: _Entry, keys: Sequence[bytes], index: int) -> bool:
     return 0 <= at < entry.holding.blocks and entry.holding.keys[at] == keys[index]
 
 
-def _candidate(entry: _Entry, now: float, covers: int | None = None) -> Candidate:
+def _candidate(
+    entry: _Entry,
+    now: float,
+    covers: int | None = None,
+    following: tuple[bytes, ...] | None = None,
+) -> Candidate:
     holding = entry.holding
     return Candidate(
         uri=holding.uri,
@@ -288,4 +312,5 @@ def _candidate(entry: _Entry, now: float, covers: int | None = None) -> Candidat
         publication=holding.publication,
         expires_s=entry.expires_at - now,
         covers=covers,
+        following=following,
     )

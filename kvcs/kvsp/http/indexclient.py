@@ -11,7 +11,7 @@ import orjson
 
 from kvcs.errors import NotFound
 from kvcs.kvsp.http.client import ClientOptions, HttpClient, bad_answer
-from kvcs.kvsp.http.questions import Found, Lease, Longest, LookupQuestion
+from kvcs.kvsp.http.questions import USUALLY_TOLD, Found, Lease, Longest, LookupQuestion
 from kvcs.kvsp.http.records import BadRecord, Holding
 from kvcs.kvsp.http.routes import model_path
 from kvcs.kvsp.http.uris import ServiceUri
@@ -20,6 +20,7 @@ from moqt.aio import ClientTls
 #: What an answer may take: so much by itself, and for each key that was asked about.
 _ANSWER_OCTETS = 4 << 20
 _ANSWER_OCTETS_OF_KEY = 512
+_FOLLOWING_OCTETS = 8 << 20
 
 
 class IndexClient:
@@ -58,6 +59,11 @@ class IndexClient:
         """Where the index is."""
         return self._http.uri
 
+    @property
+    def scope_id(self) -> bytes:
+        """The scope that it is asked about."""
+        return self._scope_id
+
     # -- asking ----------------------------------------------------------------------------------
 
     async def look_up(
@@ -76,7 +82,7 @@ class IndexClient:
             limit: Holders of each at most.
             timeout_s: See the class.
         """
-        body = await self._ask("look-up", compatibility_id, keys, limit, timeout_s)
+        body = await self._ask("look-up", compatibility_id, keys, limit, False, timeout_s)
         try:
             return Found.parse(body, octets=len(body), keys=len(keys))
         except BadRecord as exc:
@@ -88,6 +94,7 @@ class IndexClient:
         chain: Sequence[bytes],
         *,
         limit: int | None = None,
+        following: bool = False,
         timeout_s: float | None = None,
     ) -> Longest:
         """Ask who covers the longest beginning of a chain of Block Keys, in one question.
@@ -98,9 +105,10 @@ class IndexClient:
             compatibility_id: The model.
             chain: The Block Keys of a prompt, from its first block on.
             limit: Candidates at most.
+            following: Whether to ask for the Block Keys that each has behind those of the chain.
             timeout_s: See the class.
         """
-        body = await self._ask("longest", compatibility_id, chain, limit, timeout_s)
+        body = await self._ask("longest", compatibility_id, chain, limit, following, timeout_s)
         try:
             return Longest.parse(body, octets=len(body), keys=len(chain))
         except BadRecord as exc:
@@ -164,14 +172,19 @@ class IndexClient:
         compatibility_id: bytes,
         keys: Sequence[bytes],
         limit: int | None,
+        following: bool,
         timeout_s: float | None,
     ) -> bytes:
-        asked = LookupQuestion(tuple(keys), **({} if limit is None else {"limit": limit}))
+        asked = LookupQuestion(
+            tuple(keys), USUALLY_TOLD if limit is None else limit, following=following
+        )
         answer = await self._http.ask(
             "POST",
             f"{model_path(self._scope_id, compatibility_id)}/{what}",
             body=asked.body(),
-            limit=_ANSWER_OCTETS + _ANSWER_OCTETS_OF_KEY * len(keys),
+            limit=_ANSWER_OCTETS
+            + _ANSWER_OCTETS_OF_KEY * len(keys)
+            + (_FOLLOWING_OCTETS if following else 0),
             timeout_s=timeout_s,
         )
         return answer.body

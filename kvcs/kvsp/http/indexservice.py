@@ -81,9 +81,10 @@ class IndexService:
         asked, shelf = await self._question(call)
         if shelf is None:
             return _json(Longest(()).body())
-        return _json(
-            self.directory.longest(shelf, asked.keys, limit=asked.limit, now=_now()).body()
+        found = self.directory.longest(
+            shelf, asked.keys, limit=asked.limit, now=_now(), following=asked.following
         )
+        return _json(found.body())
 
     async def _question(self, call: Call) -> tuple[LookupQuestion, tuple[bytes, bytes] | None]:
         """Return what is asked, and about what; ``None`` if the token is not good for that.

@@ -14,6 +14,7 @@ from kvcs.kvsp.http.records import (
     BadRecord,
     Candidate,
     Runs,
+    read_boolean,
     read_candidate,
     read_count,
     read_keys,
@@ -89,6 +90,10 @@ class LookupQuestion:
     limit: int = USUALLY_TOLD
     """Holders of each key, or candidates in all, at most."""
 
+    following: bool = False
+    """Whether the Block Keys are wanted that a candidate has behind those of the chain. With them a
+    manifest can be checked that lists more blocks than the prompt has."""
+
     @classmethod
     def parse(cls, text: bytes, *, octets: int, max_keys: int) -> Self:
         """Read a body.
@@ -101,14 +106,23 @@ class LookupQuestion:
             octets=octets,
             values=max_keys + 16,
             required=("keys",),
-            optional=("limit",),
+            optional=("limit", "following"),
         )
-        limit = members.get("limit", USUALLY_TOLD)
-        return cls(read_keys(members["keys"], max_keys), read_count("limit", limit, MAX_TOLD))
+        return cls(
+            read_keys(members["keys"], max_keys),
+            read_count("limit", members.get("limit", USUALLY_TOLD), MAX_TOLD),
+            read_boolean("following", members.get("following", False)),
+        )
 
     def body(self) -> bytes:
         """Return what :meth:`parse` reads."""
-        return orjson.dumps({"keys": [key.hex() for key in self.keys], "limit": self.limit})
+        return orjson.dumps(
+            {
+                "keys": [key.hex() for key in self.keys],
+                "limit": self.limit,
+                "following": self.following,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def read_registration(text: bytes, *, octets: int, max_keys: int) -> tuple[Holdi
             keys=read_keys(members["keys"], max_keys),
             layers=Runs.parse(members["layers"]),
             encodings=_texts("encodings", members["encodings"], MAX_ENCODINGS),
-            complete=_boolean("complete", members["complete"]),
+            complete=read_boolean("complete", members["complete"]),
             publication=read_publication(members.get("publication")),
         )
     except BadName as exc:
@@ -211,6 +211,9 @@ class Candidate:
     """Blocks of the chain that was asked about, from its first one on; in an answer about the
     longest prefix."""
 
+    following: tuple[bytes, ...] | None = field(default=None, repr=False)
+    """Block Keys of all its blocks behind those, where they were asked for and there was room."""
+
     def json(self) -> dict[str, Any]:
         """Return what :func:`read_candidate` reads."""
         members: dict[str, Any] = {
@@ -226,6 +229,8 @@ class Candidate:
             members["publication"] = self.publication.hex()
         if self.covers is not None:
             members["covers"] = self.covers
+        if self.following is not None:
+            members["following"] = [key.hex() for key in self.following]
         return members
 
 
@@ -238,9 +243,9 @@ def read_candidate(value: object) -> Candidate:
     members = _members(
         value,
         ("uri", "first_block", "blocks", "layers", "encodings", "complete", "expires_s"),
-        ("publication", "covers"),
+        ("publication", "covers", "following"),
     )
-    covers = members.get("covers")
+    covers, following = members.get("covers"), members.get("following")
     try:
         return Candidate(
             uri=parse_holder(members["uri"]),
@@ -248,10 +253,11 @@ def read_candidate(value: object) -> Candidate:
             blocks=_natural("blocks", members["blocks"]),
             layers=Runs.parse(members["layers"]),
             encodings=_texts("encodings", members["encodings"], MAX_ENCODINGS),
-            complete=_boolean("complete", members["complete"]),
+            complete=read_boolean("complete", members["complete"]),
             publication=read_publication(members.get("publication")),
             expires_s=read_lease(members["expires_s"], least=0.0),
             covers=None if covers is None else _natural("covers", covers),
+            following=read_keys(following, MAX_BLOCKS, least=0) if following is not None else None,
         )
     except BadName as exc:
         raise BadRecord(str(exc)) from None
@@ -275,16 +281,16 @@ def read_object(
     return _members(value, required, optional)
 
 
-def read_keys(value: object, limit: int) -> tuple[bytes, ...]:
+def read_keys(value: object, limit: int, *, least: int = 1) -> tuple[bytes, ...]:
     """Read a list of Block Keys.
 
     Raises:
-        BadRecord: If it is none, empty, or longer than ``limit``.
+        BadRecord: If it is none, shorter than ``least`` or longer than ``limit``.
     """
     if not isinstance(value, list):
         raise BadRecord("keys are no list")
-    if not 1 <= len(value) <= limit:
-        raise BadRecord(f"{len(value)} keys, expected 1 to {limit}")
+    if not least <= len(value) <= limit:
+        raise BadRecord(f"{len(value)} keys, expected {least} to {limit}")
     try:
         return tuple(from_hex("Block Key", key, ID_OCTETS) for key in value)
     except BadName as exc:
@@ -368,7 +374,12 @@ def _texts(name: str, value: object, limit: int) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _boolean(name: str, value: object) -> bool:
+def read_boolean(name: str, value: object) -> bool:
+    """Read true or false.
+
+    Raises:
+        BadRecord: If it is neither.
+    """
     if not isinstance(value, bool):
         raise BadRecord(f"{name} is neither true nor false")
     return value

@@ -131,7 +131,7 @@ class Registrar:
             lease_s = await self._ask(errand)
         except ServiceFailed as exc:
             if exc.fault in _FINAL:
-                log.warning(LogEvent.INDEX_REFUSED, index=str(self._client.uri), error=str(exc))
+                log.warning(LogEvent.HOLDER_REFUSED, index=str(self._client.uri), error=str(exc))
                 self._leases.refused(errand)
             else:
                 self._lost(exc, loop.time(), exc.retry_after_s or 0.0)

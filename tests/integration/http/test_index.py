@@ -78,13 +78,14 @@ async def test_a_publication_longer_than_the_prompt_is_found_in_one_question(
     async with on_stage(certificates) as stage, stage.index() as index:
         await index.register(COMPAT, ID, publication(9), lease_s=60)
         before = stage.counters[Counter.HTTP_REQUESTS]
-        longest = await index.longest(COMPAT, KEYS[:6])
+        longest = await index.longest(COMPAT, KEYS[:6], following=True)
         assert stage.counters[Counter.HTTP_REQUESTS] == before + 1
 
     [one] = longest.candidates
     assert isinstance(one.uri, PublicationUri)
     assert one.uri.name.anchor_key == KEYS[8]  # which who asked cannot compute
     assert (longest.blocks, one.covers, one.blocks) == (6, 6, 9)
+    assert one.following == tuple(KEYS[6:9])
 
 
 async def test_a_lease_ends_and_its_holder_is_told_so(certificates: CertificateFiles) -> None:

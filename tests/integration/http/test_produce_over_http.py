@@ -5,6 +5,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from kvcs.errors import NotFound
 from kvcs.kvsp.http.blockclient import BlockClient, LayerSections
@@ -166,3 +167,48 @@ async def test_what_it_cannot_work_with_is_said_in_one_line(
     assert producer.returncode == 2
     assert says in err.decode()
     assert err.count(b"\n") == 1
+
+
+async def test_a_prompt_that_diverges_is_served_by_what_the_index_tells(desk: Desk) -> None:
+    """Three of five blocks are the prompt's; no name of the publication can be computed from it."""
+    prompt = desk.write("prompt.json", desk.side(tokens=[*TOKENS[:12], *range(900, 912)]))
+    async with started(index_command(desk.certificates, Path(desk["tokens"]))) as index_process:
+        index_port = (await event_of(index_process, "listening"))["port"]
+        base = f"https://127.0.0.1:{index_port}"
+        tls = ClientTls(ca_file=desk.certificates.ca_file)
+        async with (
+            IndexClient(base, READER, SCOPE.scope_id, tls=tls) as index,
+            started(produce(desk, index_port)) as producer,
+        ):
+            port = (await event_of(producer, "listening"))["port"]
+            await until_listed(index, 2, complete=True)
+            told = ["--index", base, "--index-token-file", desk["mine.token"], "--json"]
+            out = desk["out.safetensors"]
+            asked = desk.consume("--out", out, *told, prompt=prompt, port=port)
+            async with started(asked) as consumer, asyncio.timeout(PATIENCE_S):
+                complete = await event_of(consumer, "publication-complete")
+                assert await consumer.wait() == 0
+            # Without the index there is nothing that it could find.
+            alone = desk.consume("--discovery-timeout-s", "0.5", prompt=prompt, port=port)
+            async with started(alone) as consumer, asyncio.timeout(PATIENCE_S):
+                assert await consumer.wait() == 3
+
+    assert complete["token_end"] == 12
+    received = load_file(out)
+    for layer in range(LAYERS):
+        k, v = tensors(layer, 0, 3)
+        assert received[f"k.{layer}"].tobytes() == k.tobytes()
+        assert received[f"v.{layer}"].tobytes() == v.tobytes()
+
+
+async def test_a_dead_index_costs_a_consumer_a_log_line(desk: Desk) -> None:
+    async with started(desk.produce("--json", "--drain-s", "1")) as producer:
+        port = (await event_of(producer, "listening"))["port"]
+        await event_of(producer, "publication-finished")
+        told = ["--index", "https://127.0.0.1:1", "--index-token-file", desk["mine.token"]]
+        async with started(desk.consume(*told, port=port)) as consumer:
+            async with asyncio.timeout(PATIENCE_S):
+                _, err = await consumer.communicate()
+
+    assert consumer.returncode == 0
+    assert b"index" in err

@@ -300,7 +300,9 @@ def test_settings_made_in_code_do_not_read_the_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("cls", SETTINGS)
-def test_every_setting_is_described_and_all_but_secrets_have_a_flag(cls: type[Settings]) -> None:
+def test_every_setting_is_described_and_all_but_secrets_have_a_flag(
+    cls: type[CommonSettings],
+) -> None:
     parser = ArgumentParser()
     add_settings(parser, cls)
     flags = {flag for action in parser._actions for flag in action.option_strings}

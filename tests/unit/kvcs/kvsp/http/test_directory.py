@@ -120,6 +120,29 @@ def test_a_holder_of_the_last_blocks_alone_comes_behind_all_that_begin_at_the_fi
     assert covered(directory, chain(8), limit=1) == [("beginning", 2)]
 
 
+def test_the_keys_behind_the_chain_are_told_to_who_asks_all_or_none() -> None:
+    directory = made(max_following_told=25)
+    listed(directory, holding(chain(20), "a"), 0)
+    listed(directory, holding(chain(40), "b"), 1)
+    listed(directory, holding(chain(15), "c"), 2)
+    listed(directory, holding(chain(20)[5:], "window", first_block=5), 3)
+
+    answer = directory.longest(SHELF, chain(10), limit=8, now=1.0, following=True)
+    assert (
+        {str(one.uri)[8:]: one.following for one in answer.candidates}
+        == {
+            "a": tuple(chain(20)[10:]),
+            "b": None,  # more than there is room for
+            "c": tuple(chain(15)[10:]),
+            "window": tuple(chain(20)[10:]),
+        }
+    )
+    unasked = directory.longest(SHELF, chain(10), limit=8, now=1.0)
+    assert [one.following for one in unasked.candidates] == [None] * 4
+    whole = directory.longest(SHELF, chain(16), limit=1, now=1.0, following=True)
+    assert [one.following for one in whole.candidates] == [tuple(chain(40)[16:])]
+
+
 def test_a_record_that_puts_a_block_where_it_cannot_be_is_passed_over() -> None:
     directory = made()
     listed(directory, holding(chain(8), "wrong", first_block=1), 0)

@@ -61,6 +61,7 @@ CANDIDATES = st.builds(
     publication=st.none() | st.binary(min_size=16, max_size=16),
     expires_s=st.integers(0, 3_600_000).map(lambda ms: ms / 1000),
     covers=st.none() | st.integers(0, 1 << 20),
+    following=st.none() | st.lists(IDS, max_size=3).map(tuple),
 )
 
 
@@ -244,9 +245,11 @@ def test_a_question_for_many_blocks_is_read_as_it_was_written(
     assert {layer for layer, _ in order} == set(layers)
 
 
-@given(st.lists(IDS, min_size=1, max_size=5), st.integers(1, MAX_TOLD))
-def test_a_question_for_holders_is_read_as_it_was_written(keys: list[bytes], limit: int) -> None:
-    asked = LookupQuestion(tuple(keys), limit)
+@given(st.lists(IDS, min_size=1, max_size=5), st.integers(1, MAX_TOLD), st.booleans())
+def test_a_question_for_holders_is_read_as_it_was_written(
+    keys: list[bytes], limit: int, following: bool
+) -> None:
+    asked = LookupQuestion(tuple(keys), limit, following)
 
     assert LookupQuestion.parse(asked.body(), octets=OCTETS, max_keys=KEYS) == asked
 

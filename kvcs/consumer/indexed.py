@@ -1,0 +1,69 @@
+"""HttpIndex: an Index Service over HTTP, as a retrieval asks it. Shell.
+
+Of what holds the blocks, publications over MOQT are of use to a retrieval; block services are not.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvcs.consumer.prefixes import Replica
+from kvcs.errors import ConfigError
+from kvcs.kvsp.http.indexclient import IndexClient
+from kvcs.kvsp.http.records import Candidate
+from kvcs.kvsp.http.uris import PublicationUri
+from kvcs.profile.naming import PublicationName
+
+#: Candidates that are asked for: a publication at several relays counts as often.
+_CANDIDATES = 16
+
+
+class HttpIndex:
+    """What :class:`~kvcs.consumer.prefixes.Index` asks for.
+
+    Args:
+        client: Opened and closed by the caller.
+    """
+
+    def __init__(self, client: IndexClient) -> None:
+        self._client = client
+
+    async def lookup(
+        self, scope_id: bytes, compatibility_id: bytes, block_keys: Sequence[bytes]
+    ) -> Sequence[Replica]:
+        """Return what holds the first of these blocks, in one question; the longest first.
+
+        Raises:
+            ServiceFailed: If the index does not answer.
+            Expired: If it takes too long.
+            ConfigError: If the client is one for another scope.
+        """
+        if scope_id != self._client.scope_id:
+            raise ConfigError("an index for another scope")
+        longest = await self._client.longest(
+            compatibility_id, block_keys, limit=_CANDIDATES, following=True
+        )
+        return replicas_of(longest.candidates)
+
+
+def replicas_of(candidates: Iterable[Candidate]) -> list[Replica]:
+    """Return the publications among candidates, each once, with every place where it is.
+
+    Args:
+        candidates: As the index told them, those that cover most first. Of a publication that is
+            told in two ways the first counts: the other one is older.
+    """
+    found: dict[PublicationName, Candidate] = {}
+    places: dict[PublicationName, list[str]] = {}
+    for one in candidates:
+        # One that lacks the first blocks cannot be used for the beginning of a prompt.
+        if isinstance(one.uri, PublicationUri) and one.covers and not one.first_block:
+            found.setdefault(one.uri.name, one)
+            places.setdefault(one.uri.name, []).append(one.uri.session)
+    return [
+        Replica(
+            publication=name,
+            blocks=one.covers or 0,
+            following=one.following or (),
+            uris=tuple(places[name]),
+        )
+        for name, one in found.items()
+    ]
