@@ -1,7 +1,10 @@
 """The Index Service over TLS: who holds which blocks, told, kept and forgotten."""
 
 import asyncio
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -17,11 +20,14 @@ from moqt.aio.tls import CertificateFiles
 from tests.integration.http.scene import (
     COMPAT,
     FOREIGNER,
+    LAYOUT,
     OTHER_SCOPE,
     READER,
     SCOPE,
+    SOURCE,
     WRITER,
     authorized,
+    octets,
     on_stage,
 )
 
@@ -29,6 +35,7 @@ pytestmark = pytest.mark.network
 
 KEYS = SCOPE.block_keys(COMPAT, range(40), block_tokens=4)
 ID = b"h" * 16
+PAPERS = Path(__file__).parents[3] / "docs" / "kvsp-http.md"
 
 
 def publication(blocks: int, number: int = 0) -> Holding:
@@ -237,3 +244,20 @@ async def test_an_index_that_serves_no_blocks_has_none(certificates: Certificate
         async with prefixed as client:
             with pytest.raises(NotFound):
                 await client.longest(COMPAT, KEYS)
+
+
+async def test_the_program_in_the_papers_works(certificates: CertificateFiles) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", PAPERS.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, PAPERS.name, "exec"), names)
+    keys = SCOPE.block_keys(SOURCE.descriptor, SOURCE.tokens)
+    async with on_stage(certificates) as stage, stage.index() as index:
+        elsewhere = ServiceUri("https://no-token-of-ours.example")
+        for number, uri in enumerate((elsewhere, ServiceUri(stage.base))):
+            holding = Holding(uri, tuple(keys), Runs(((0, 2),)))
+            await index.register(COMPAT, bytes([number]) * 16, holding, lease_s=60)
+        found = await names["first_layer"](
+            SCOPE.scope_id, COMPAT, keys, LAYOUT, stage.base, {stage.base: WRITER}, stage.tls
+        )
+
+    assert bytes(found.k) + bytes(found.v) == octets(0, 0)

@@ -100,11 +100,3 @@ def test_the_frame_is_as_long_as_its_fields() -> None:
 
     assert sum(int(row.split("|")[1]) for row in table.splitlines()[2:]) == HEADER_OCTETS
     assert CONTENT_TYPE in papers()
-
-
-def test_the_program_compiles_and_names_what_there_is() -> None:
-    [block] = re.findall(r"```python\n(.*?)```", papers(), re.DOTALL)
-    names: dict[str, Any] = {}
-
-    exec(compile(block, "kvsp-http.md", "exec"), names)
-    assert callable(names["first_layer"])
