@@ -178,6 +178,13 @@ def test_only_its_engine_knows_a_quic_library(engine: str, library: str) -> None
     assert not [path for path in found if not path.startswith(engine.replace(".", "/") + "/")]
 
 
+def test_only_kvsp_over_http_knows_the_library_that_carries_it() -> None:
+    found = {path for path in PATHS if any(within(name, "aiohttp") for name in imports(path))}
+
+    assert found
+    assert not [path for path in found if not path.startswith("kvcs/kvsp/http/")]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_that_is_asked_of_an_engine_is_to_dial_and_to_listen(engine: str) -> None:
     """The one that is optional is loaded by its name, when it is asked for."""

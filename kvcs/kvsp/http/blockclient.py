@@ -5,18 +5,19 @@ that the descriptor gives. Whether that is the block that was *meant*, only a di
 can tell: a manifest's, handed over as ``digest`` or compared by the caller.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import TracebackType
 from typing import Self
 
-from kvcs.errors import BadObject, Rejection
+from kvcs.errors import BadObject, NotFound, Rejection
 from kvcs.kvsp.http import frames
 from kvcs.kvsp.http.client import Answer, ClientOptions, HttpClient, bad_answer
 from kvcs.kvsp.http.digests import parse_digest
 from kvcs.kvsp.http.names import BlockName
-from kvcs.kvsp.http.questions import BatchQuestion
+from kvcs.kvsp.http.questions import BatchQuestion, batches
 from kvcs.kvsp.http.records import Runs
 from kvcs.kvsp.http.routes import container_path, layer_path, model_path
 from kvcs.kvsp.http.uris import ServiceUri
@@ -173,7 +174,7 @@ class BlockClient:
         *,
         publication: bytes | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[LayerSections | Absent]:
+    ) -> AsyncGenerator[LayerSections | Absent, None]:
         """Get some layers of many blocks in one request, each as soon as it is there and verified.
 
         Layer by layer, and in each in the order of ``keys``. What is raised says nothing against
@@ -189,8 +190,7 @@ class BlockClient:
             timeout_s: Seconds until the last one must be there.
 
         Raises:
-            BadObject: If one is not what its digest says.
-            ServiceFailed: As for :meth:`layer`.
+            ServiceFailed: As for :meth:`layer`; also if one is not what its digest says.
             Expired: If it took too long.
         """
         asked = BatchQuestion(tuple(keys), layers, publication)
@@ -209,6 +209,52 @@ class BlockClient:
                     raise bad_answer(f"{self.uri}: {exc}") from None
             if not reader.ended:
                 raise bad_answer(f"{self.uri}: frames that break off")
+
+    async def wanted(
+        self,
+        scope_id: bytes,
+        compatibility_id: bytes,
+        wanted: Iterable[tuple[bytes, int]],
+        layout: Layout,
+        *,
+        publication: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[LayerSections, None]:
+        """Get whichever layers of whichever blocks are wanted, the lowest layers first.
+
+        In few requests, one after the other. What the service does not have is left out.
+
+        Args:
+            scope_id: The scope.
+            compatibility_id: The model.
+            wanted: Block Key and layer of each, in any order.
+            layout: The descriptor's.
+            publication: A Publication ID that all must be of, if given.
+            timeout_s: Seconds until the last one of a request must be there.
+
+        Raises:
+            NotFound: At the end, if there was nothing of it, or the token is not good for it.
+            ServiceFailed: As for :meth:`sections`.
+            Expired: As for :meth:`sections`.
+        """
+        found = False
+        for asked in batches(wanted, publication=publication):
+            answer = self.sections(
+                scope_id,
+                compatibility_id,
+                asked.keys,
+                asked.layers,
+                layout,
+                publication=publication,
+                timeout_s=timeout_s,
+            )
+            async with aclosing(answer) as sections:
+                async for one in sections:
+                    if isinstance(one, LayerSections):
+                        found = True
+                        yield one
+        if not found:
+            raise NotFound(f"{self.uri}: nothing of what is wanted")
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()

@@ -18,7 +18,7 @@ from kvcs.kvsp.http.digests import digest_field, entity_tag
 from kvcs.kvsp.http.holder import BlockHolder, HeldBlock, digest_of
 from kvcs.kvsp.http.names import BlockName, from_hex
 from kvcs.kvsp.http.problems import Problem, Refused
-from kvcs.kvsp.http.questions import BatchQuestion
+from kvcs.kvsp.http.questions import MAX_BATCH_KEYS, MAX_BATCH_SECTIONS, BatchQuestion
 from kvcs.kvsp.http.records import BadRecord
 from kvcs.kvsp.http.routes import Routes
 from kvcs.kvsp.http.service import Call, Handler
@@ -40,8 +40,8 @@ _DIGESTS = 65_536
 class BlockLimits:
     """What one request may ask for."""
 
-    max_keys: int = 4096
-    max_sections: int = 65_536
+    max_keys: int = MAX_BATCH_KEYS
+    max_sections: int = MAX_BATCH_SECTIONS
     """Layers times blocks."""
 
     max_body_octets: int = 1 << 20

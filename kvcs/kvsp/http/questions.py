@@ -3,7 +3,7 @@
 Bodies in JSON, read strictly (see :mod:`kvcs.kvsp.http.records`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ import orjson
 
 from kvcs.kvsp.http.records import (
     MAX_BLOCKS,
+    MAX_RUNS,
     BadRecord,
     Candidate,
     Runs,
@@ -23,6 +24,9 @@ from kvcs.kvsp.http.records import (
     read_publication,
 )
 
+#: Keys of one question for many blocks, and layers times keys of it.
+MAX_BATCH_KEYS = 4096
+MAX_BATCH_SECTIONS = 65_536
 #: Holders of one key, or candidates, that an answer tells at most.
 MAX_TOLD = 64
 #: What an answer tells where nothing else is asked for.
@@ -80,6 +84,49 @@ class BatchQuestion:
         for layer in self.layers:
             for block in range(len(self.keys)):
                 yield layer, block
+
+
+def batches(
+    wanted: Iterable[tuple[bytes, int]],
+    *,
+    publication: bytes | None = None,
+    max_keys: int = MAX_BATCH_KEYS,
+    max_sections: int = MAX_BATCH_SECTIONS,
+) -> list[BatchQuestion]:
+    """Return few questions that ask for these layers of these blocks, each once, and no others.
+
+    Args:
+        wanted: Block Key and layer of each, in any order.
+        publication: A Publication ID that all must be of, if given.
+        max_keys: Keys of one question at most.
+        max_sections: Layers times keys of one question at most.
+
+    Returns:
+        Those for the lowest layers first. Layers of which the same blocks are wanted share one.
+    """
+    by_layer: dict[int, dict[bytes, None]] = {}
+    for key, layer in sorted(wanted, key=lambda pair: pair[1]):
+        by_layer.setdefault(layer, {})[key] = None
+    questions: list[BatchQuestion] = []
+    same: list[int] = []
+    layers = list(by_layer)
+    for number, layer in enumerate(layers):
+        same.append(layer)
+        keys = tuple(by_layer[layer])
+        following = layers[number + 1 : number + 2]
+        is_full = (
+            len(Runs.of(same).runs) == MAX_RUNS
+            or (len(same) + 1) * min(len(keys), max_keys) > max_sections
+        )
+        if following and not is_full and by_layer[following[0]].keys() == by_layer[layer].keys():
+            continue
+        each = min(max_keys, max_sections // len(same))
+        questions += [
+            BatchQuestion(keys[at : at + each], Runs.of(same), publication)
+            for at in range(0, len(keys), each)
+        ]
+        same = []
+    return questions
 
 
 @dataclass(frozen=True, slots=True)

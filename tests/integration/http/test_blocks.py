@@ -294,6 +294,23 @@ async def test_many_blocks_come_in_one_answer_layer_by_layer(
     assert absent == {(0, b"?" * 32), (2, b"?" * 32), *((3, key) for key in keys)}
 
 
+async def test_whatever_is_missing_comes_in_few_requests(certificates: CertificateFiles) -> None:
+    async with on_stage(certificates) as stage, stage.blocks() as client:
+        keys = [name.block_key for name in stage.names]
+        wanted = [(keys[2], 1), (keys[0], 0), (keys[1], 1), (keys[0], 2), (b"?" * 32, 2)]
+        found = [one async for one in client.wanted(SCOPE.scope_id, COMPAT, wanted, LAYOUT)]
+        assert stage.counters[Counter.HTTP_REQUESTS] == 3
+        with pytest.raises(NotFound, match="nothing of what is wanted"):
+            await anext(client.wanted(SCOPE.scope_id, COMPAT, [(b"?" * 32, 2)], LAYOUT))
+
+    assert [(keys.index(one.block_key), one.layer) for one in found] == [
+        (0, 0), (2, 1), (1, 1), (0, 2),
+    ]  # fmt: skip
+    for one in found:
+        block = keys.index(one.block_key)
+        assert bytes(one.k) + bytes(one.v) == octets(one.layer, block)
+
+
 async def test_who_may_not_ask_gets_what_who_asks_for_nothing_known_gets(
     certificates: CertificateFiles,
 ) -> None:

@@ -17,6 +17,7 @@ from kvcs.kvsp.http.questions import (
     Lease,
     Longest,
     LookupQuestion,
+    batches,
 )
 from kvcs.kvsp.http.records import (
     MAX_RUNS,
@@ -243,6 +244,40 @@ def test_a_question_for_many_blocks_is_read_as_it_was_written(
     assert len(order) == asked.sections
     assert order == sorted(order)
     assert {layer for layer, _ in order} == set(layers)
+
+
+@given(
+    st.sets(st.tuples(st.sampled_from([bytes([n]) * 32 for n in range(6)]), st.integers(0, 12))),
+    st.integers(1, 5),
+    st.integers(1, 9),
+)
+def test_whatever_is_wanted_is_asked_for_once_within_the_limits_and_nothing_else(
+    wanted: set[tuple[bytes, int]], max_keys: int, max_sections: int
+) -> None:
+    asked = batches(wanted, max_keys=max_keys, max_sections=max_sections)
+
+    places = [
+        (one.keys[block], layer) for one in asked for layer, block in one.order()
+    ]  # fmt: skip
+    assert len(places) == len(set(places))
+    assert set(places) == wanted
+    assert all(len(one.keys) <= max_keys and one.sections <= max_sections for one in asked)
+    firsts = [min(one.layers) for one in asked]
+    assert firsts == sorted(firsts)
+
+
+def test_layers_of_which_the_same_blocks_are_wanted_share_a_question() -> None:
+    keys = [bytes([n]) * 32 for n in range(3)]
+    asked = batches([*((k, n) for n in (5, 4, 0, 9) for k in keys), (keys[0], 7)])
+
+    assert [(one.keys, one.layers.runs) for one in asked] == [
+        (tuple(keys), ((0, 0), (4, 5))),
+        (tuple(keys[:1]), ((7, 7),)),
+        (tuple(keys), ((9, 9),)),
+    ]
+    many = batches([(keys[0], layer) for layer in range(0, 4 * MAX_RUNS, 2)])
+    assert [len(one.layers.runs) for one in many] == [MAX_RUNS] * 2
+    assert batches([]) == []
 
 
 @given(st.lists(IDS, min_size=1, max_size=5), st.integers(1, MAX_TOLD), st.booleans())
