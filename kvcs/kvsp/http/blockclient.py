@@ -24,8 +24,6 @@ from kvcs.kvsp.http.uris import ServiceUri
 from kvcs.kvsp.layout import Component, Layout
 from moqt.aio import ClientTls
 
-_READ_OCTETS = 256 << 10
-
 
 @dataclass(frozen=True, slots=True)
 class LayerSections:
@@ -198,10 +196,10 @@ class BlockClient:
         path = model_path(scope_id, compatibility_id) + "/blocks"
         async with self._http.stream(
             "POST", path, body=asked.body(), timeout_s=timeout_s
-        ) as response:
-            if response.content_type != frames.CONTENT_TYPE:
-                raise bad_answer(f"{self.uri}: {response.content_type}, expected frames")
-            async for data in response.content.iter_chunked(_READ_OCTETS):
+        ) as incoming:
+            if incoming.content_type != frames.CONTENT_TYPE:
+                raise bad_answer(f"{self.uri}: {incoming.content_type}, expected frames")
+            async for data in incoming:
                 try:
                     for frame in reader.feed(data):
                         yield _of_frame(frame, asked, layout)

@@ -8,8 +8,8 @@ for.
 import asyncio
 import io
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -141,15 +141,15 @@ class HttpClient:
         """
         async with self.stream(
             method, path, body=body, headers=headers, timeout_s=timeout_s
-        ) as response:
-            if (response.content_length or 0) > limit:
-                raise bad_answer(f"answer of {response.content_length} octets, limit {limit}")
+        ) as incoming:
+            if (incoming.content_length or 0) > limit:
+                raise bad_answer(f"answer of {incoming.content_length} octets, limit {limit}")
             content = bytearray()
-            async for data in response.content.iter_chunked(_READ_OCTETS):
+            async for data in incoming:
                 content += data
                 if len(content) > limit:
                     raise bad_answer(f"answer of more than {limit} octets")
-            return Answer(response.status, response.headers, bytes(content))
+            return Answer(incoming.status, incoming.headers, bytes(content))
 
     @asynccontextmanager
     async def stream(
@@ -160,11 +160,11 @@ class HttpClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Make a request and hand out its answer to be read while the block runs.
+    ) -> AsyncIterator["Incoming"]:
+        """Make a request and hand out its answer, to be read while the block runs.
 
-        The deadline is that of the whole block. See :meth:`ask` for the rest; what is raised inside
-        the block for want of octets comes out as the same errors.
+        The deadline is for all of it, and strikes where something is waited for: what the caller
+        does between two reads is never broken off. See :meth:`ask` for the rest.
         """
         if self._session is None:
             raise ConfigError("a request of a client that is not open: use it with `async with`")
@@ -172,29 +172,30 @@ class HttpClient:
         if body is not None:
             fields["Content-Type"] = "application/json"
         seconds = self.options.request_timeout_s if timeout_s is None else timeout_s
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._session.request(
+        deadline = asyncio.get_running_loop().time() + seconds
+        with _in_our_words(self.uri):
+            async with asyncio.timeout_at(deadline):
+                response = await self._session.request(
                     method,
                     self.uri.base + path,
                     data=None if body is None else io.BytesIO(body),
                     headers=fields,
                     allow_redirects=False,
                     server_hostname=self._tls.server_name,
-                ) as response,
-            ):
-                if response.status >= 300:
-                    raise await self._refusal(response)
-                yield response
-        except TimeoutError:
-            raise Expired(f"{self.uri}: no whole answer in time") from None
-        except aiohttp.ClientError as exc:
-            text = f"{self.uri}: {_reason(exc)}"
-            raise ServiceFailed(ServiceFault.UNREACHABLE, text) from None
-        except OSError as exc:
-            text = f"{self.uri}: {exc.strerror or type(exc).__name__}"
-            raise ServiceFailed(ServiceFault.UNREACHABLE, text) from None
+                )
+        try:
+            if response.status >= 300:
+                with _in_our_words(self.uri):
+                    async with asyncio.timeout_at(deadline):
+                        refusal = await self._refusal(response)
+                raise refusal
+            yield Incoming(response, self.uri, deadline)
+        finally:
+            # One that was not read to its end cannot be used for the next request.
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> NotFound | ServiceFailed:
         status = response.status
@@ -216,6 +217,64 @@ class HttpClient:
             case _:
                 fault = ServiceFault.BROKEN
         return ServiceFailed(fault, told, retry_after_s=retry_after_s)
+
+
+class Incoming:
+    """An answer that is being read: its header, and its octets as they come."""
+
+    def __init__(self, response: aiohttp.ClientResponse, uri: ServiceUri, deadline: float) -> None:
+        self._response = response
+        self._uri = uri
+        self._deadline = deadline
+
+    @property
+    def status(self) -> int:
+        """The status, of those that are no refusals."""
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its fields."""
+        return self._response.headers
+
+    @property
+    def content_type(self) -> str:
+        """What it says that it is."""
+        return self._response.content_type
+
+    @property
+    def content_length(self) -> int | None:
+        """How many octets it says that it has."""
+        return self._response.content_length
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield octets as they come.
+
+        Raises:
+            ServiceFailed: If the connection is lost before all of them were there.
+            Expired: If they do not come in time.
+        """
+        while True:
+            with _in_our_words(self._uri):
+                async with asyncio.timeout_at(self._deadline):
+                    data = await self._response.content.read(_READ_OCTETS)
+            if not data:
+                return
+            yield data
+
+
+@contextmanager
+def _in_our_words(uri: ServiceUri) -> Iterator[None]:
+    """Turn what the library raises into our errors."""
+    try:
+        yield
+    except TimeoutError:
+        raise Expired(f"{uri}: no whole answer in time") from None
+    except aiohttp.ClientError as exc:
+        raise ServiceFailed(ServiceFault.UNREACHABLE, f"{uri}: {_reason(exc)}") from None
+    except OSError as exc:
+        text = f"{uri}: {exc.strerror or type(exc).__name__}"
+        raise ServiceFailed(ServiceFault.UNREACHABLE, text) from None
 
 
 def bad_answer(text: str) -> ServiceFailed:

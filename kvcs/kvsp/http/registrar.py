@@ -81,8 +81,8 @@ class Registrar:
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
-        # Awaited in __aexit__; nothing that it asks for may reach the producer as an error.
-        self._task = asyncio.create_task(self._run())
+        # Awaited in __aexit__; nothing that becomes of it may reach the producer as an error.
+        self._task = asyncio.create_task(self._run_guarded())
         return self
 
     async def __aexit__(
@@ -106,6 +106,12 @@ class Registrar:
     def _tell(self) -> None:
         self._settled.clear()
         self._changed.set()
+
+    async def _run_guarded(self) -> None:
+        try:
+            await self._run()
+        except Exception:  # a mistake of ours: nothing is listed any more, all else goes on
+            log.exception(LogEvent.INDEX_LOST, index=str(self._client.uri))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from kvcs.errors import (
     ServiceFault,
 )
 from kvcs.kvsp.http import frames
-from kvcs.kvsp.http.blockclient import BlockClient
+from kvcs.kvsp.http.blockclient import BlockClient, LayerSections
 from kvcs.kvsp.http.client import ClientOptions
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.names import BlockName
@@ -254,6 +254,30 @@ async def test_a_service_that_trickles_is_held_to_the_deadline(
     options = ClientOptions(request_timeout_s=0.4, stall_timeout_s=5)
     async with answering(certificates, trickle, options) as (client, _):
         assert isinstance(await refused(client), Expired)
+
+
+async def test_who_takes_its_time_between_two_sections_is_not_broken_off(
+    certificates: CertificateFiles,
+) -> None:
+    """The deadline strikes where something is waited for, and not in what the caller does."""
+    loop = asyncio.get_running_loop()
+    async with on_stage(certificates) as stage:
+        client = BlockClient(
+            stage.base, READER, tls=stage.tls, options=ClientOptions(request_timeout_s=0.5)
+        )
+        async with client:
+            # Far more than is read at once, so that there is something left to wait for.
+            keys = [stage.names[0].block_key] * 4000
+            asked = client.sections(SCOPE.scope_id, COMPAT, keys, Runs(((0, 2),)), LAYOUT)
+            first = await anext(asked)
+            over = loop.create_future()
+            loop.call_later(0.6, over.set_result, None)
+            await over  # longer than the deadline
+            with pytest.raises(Expired):
+                async for _ in asked:
+                    pass
+
+    assert isinstance(first, LayerSections)
 
 
 @pytest.mark.parametrize("kept", [0, 10, len(answer()) - 1])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from pathlib import Path
 
@@ -241,6 +242,15 @@ async def test_an_address_that_is_taken_is_named(certificates: CertificateFiles)
             await stage.service.listen(host, 0, tls=server_tls(files))
 
 
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 async def test_it_listens_on_ipv4_and_ipv6_where_it_is_told_every_address(
     certificates: CertificateFiles,
 ) -> None:
