@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from kvcs.consumer.indexed import replicas_of
 from kvcs.consumer.prefixes import Replica
+from kvcs.consumer.services import replicas_of
 from kvcs.kvsp.http.records import Candidate, Runs
 from kvcs.kvsp.http.uris import HolderUri, PublicationUri, ServiceUri
 from kvcs.profile.naming import PublicationName

@@ -1,15 +1,20 @@
-"""HttpIndex: an Index Service over HTTP, as a retrieval asks it. Shell.
+"""Services over HTTP, as a retrieval asks them: an index, and block services. Shell.
 
-Of what holds the blocks, publications over MOQT are of use to a retrieval; block services are not.
+Neither has authority: what an index says is where to look, and what a block service sends is
+believed as far as a manifest answers for it (:mod:`kvcs.consumer.sections`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 
 from kvcs.consumer.prefixes import Replica
+from kvcs.consumer.sections import Section, SectionKey
 from kvcs.errors import ConfigError
+from kvcs.kvsp.http.blockclient import BlockClient
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.records import Candidate
 from kvcs.kvsp.http.uris import PublicationUri
+from kvcs.kvsp.layout import Layout
 from kvcs.profile.naming import PublicationName
 
 #: Candidates that are asked for: a publication at several relays counts as often.
@@ -67,3 +72,51 @@ def replicas_of(candidates: Iterable[Candidate]) -> list[Replica]:
         )
         for name, one in found.items()
     ]
+
+
+class HttpSections:
+    """What :class:`~kvcs.consumer.sections.SectionSource` asks for: a block service.
+
+    Args:
+        client: Opened and closed by the caller.
+        deterministic: Whether the service serves nothing but publications that are bit-identical
+            wherever they were computed. Nobody but the caller can know.
+    """
+
+    def __init__(self, client: BlockClient, *, deterministic: bool = False) -> None:
+        self._client = client
+        self._deterministic = deterministic
+
+    @property
+    def name(self) -> str:
+        """The URI of the service."""
+        return str(self._client.uri)
+
+    @property
+    def deterministic(self) -> bool:
+        """As the caller said."""
+        return self._deterministic
+
+    async def sections(
+        self,
+        scope_id: bytes,
+        compatibility_id: bytes,
+        wanted: Sequence[SectionKey],
+        layout: Layout,
+    ) -> AsyncGenerator[Section, None]:
+        """Yield what it has of what is wanted, the lowest layers first, in few requests.
+
+        Raises:
+            NotFound: At the end, if there was nothing of it.
+            ServiceFailed: If the service does not answer as it should.
+            Expired: If it takes too long.
+        """
+        answer = self._client.wanted(scope_id, compatibility_id, wanted, layout)
+        async with aclosing(answer) as found:
+            async for one in found:
+                yield Section(
+                    key=SectionKey(one.block_key, one.layer),
+                    k=one.k,
+                    v=one.v,
+                    layer_digest=one.digest,
+                )
