@@ -125,6 +125,12 @@ def parse_service(value: object) -> object:
         raise ValueError(f"expected https://HOST:PORT/PATH: {exc}") from None
 
 
+def parse_services(value: object) -> object:
+    """Read a list of ``https://HOST:PORT/PATH``."""
+    found = parse_list(value)
+    return tuple(map(parse_service, found)) if isinstance(found, list | tuple) else found
+
+
 def parse_places(value: object) -> object:
     """Read a list of ``moqt://HOST:PORT/PATH`` and ``https://HOST:PORT/PATH``."""
     found = parse_list(value)
@@ -149,6 +155,7 @@ DatagramSetting = Annotated[int | None, BeforeValidator(parse_datagram)]
 OctetsSetting = Annotated[int, BeforeValidator(parse_octets)]
 UriSetting = Annotated[str, BeforeValidator(parse_uri)]
 ServiceSetting = Annotated[str, BeforeValidator(parse_service)]
+ServicesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_services)]
 PlacesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_places)]
 UrisSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_uris)]
 NamesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
@@ -391,6 +398,13 @@ class ConsumerSettings(IndexedSettings):
     connect: UrisSetting = Field(
         min_length=1, description="relays or producers to try in order, moqt://HOST:PORT/PATH"
     )
+    block_services: ServicesSetting = Field(
+        default=(),
+        description="block services to ask for what no relay has, https://HOST:PORT/PATH",
+    )
+    block_token_file: Path | None = Field(
+        default=None, description="file with the token that they know us by"
+    )
     trust: PathsSetting = Field(
         default=(),
         description="PEM files with public keys of producers whose manifests are believed",
@@ -444,6 +458,12 @@ class ConsumerSettings(IndexedSettings):
     max_cache_octets: OctetsSetting = Field(
         default=8 << 30, ge=1, description="octets of tensors that are allocated at most"
     )
+
+    @model_validator(mode="after")
+    def _check_block_services(self) -> "ConsumerSettings":
+        if self.block_services and self.block_token_file is None:
+            raise ValueError("block_token_file is not set, expected a file since block_services is")
+        return self
 
     @model_validator(mode="after")
     def _check_trust(self) -> "ConsumerSettings":
@@ -802,7 +822,7 @@ def _metavar(field: FieldInfo) -> str:
         return "|".join(get_args(field.annotation))
     if int in kinds:
         return "N"
-    if {parse_uris, parse_service, parse_places} & set(readers):
+    if {parse_uris, parse_service, parse_services, parse_places} & set(readers):
         return "URI"
     return "SECONDS" if float in kinds else "TEXT"
 

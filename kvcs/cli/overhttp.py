@@ -1,4 +1,4 @@
-"""What commands do over HTTP: serve the blocks of a producer, be listed at an index, ask one."""
+"""What commands do over HTTP: serve a producer's blocks, be listed at an index, ask either."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 
 from kvcs.cli.output import Output
-from kvcs.config import Address, IndexedSettings, ProducerSettings
+from kvcs.config import Address, ConsumerSettings, IndexedSettings, ProducerSettings
 from kvcs.errors import ConfigError
+from kvcs.kvsp.http.blockclient import BlockClient
 from kvcs.kvsp.http.blockservice import BlockService
 from kvcs.kvsp.http.client import ClientOptions
 from kvcs.kvsp.http.indexclient import IndexClient
@@ -124,12 +125,35 @@ def index_client(settings: IndexedSettings, scope_id: bytes) -> IndexClient | No
         settings.index_uri,
         read_token(settings.index_token_file),
         scope_id,
-        # The name that a relay's certificate shows, if that is set, is not the index's.
-        tls=ClientTls(settings.ca_file, not settings.insecure_skip_verify),
-        options=ClientOptions(
-            connect_timeout_s=settings.connect_timeout_s,
-            request_timeout_s=settings.request_timeout_s,
-        ),
+        tls=_tls(settings),
+        options=_options(settings),
+    )
+
+
+def block_clients(settings: ConsumerSettings) -> list[BlockClient]:
+    """Return who asks the block services.
+
+    Raises:
+        ConfigError: If a file cannot be used; the message names it.
+    """
+    if not settings.block_services:
+        return []
+    assert settings.block_token_file is not None, "the settings see to that"
+    token = read_token(settings.block_token_file)
+    return [
+        BlockClient(uri, token, tls=_tls(settings), options=_options(settings))
+        for uri in settings.block_services
+    ]
+
+
+def _tls(settings: IndexedSettings) -> ClientTls:
+    # The name that a relay's certificate shows, if that is set, is not a service's.
+    return ClientTls(settings.ca_file, not settings.insecure_skip_verify)
+
+
+def _options(settings: IndexedSettings) -> ClientOptions:
+    return ClientOptions(
+        connect_timeout_s=settings.connect_timeout_s, request_timeout_s=settings.request_timeout_s
     )
 
 

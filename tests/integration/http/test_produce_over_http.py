@@ -18,9 +18,12 @@ from kvcs.kvsp.layout import Layout
 from moqt.aio import ClientTls
 from moqt.aio.tls import CertificateFiles
 from tests.integration.http.scene import READER, WRITER
+from tests.integration.http.scene import on_stage as service_on_stage
 from tests.integration.http.test_index_command import index_command
+from tests.integration.http.test_retrieval_over_http import holder
 from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import BLOCKS, COMPAT, LAYERS, PATIENCE_S, SCOPE, TOKENS, tensors
+from tests.integration.kvcs.test_recovery import beside
 
 pytestmark = pytest.mark.network
 
@@ -212,3 +215,28 @@ async def test_a_dead_index_costs_a_consumer_a_log_line(desk: Desk) -> None:
 
     assert consumer.returncode == 0
     assert b"index" in err
+
+
+async def test_a_consumer_asks_a_block_service_for_what_no_relay_has(desk: Desk) -> None:
+    """Here no relay has anything of one layer, and the block service all of it."""
+    async with (
+        service_on_stage(desk.certificates, holder=holder()) as stage,
+        beside(desk.certificates, False, lacks=(b"k.raw.s0", 2)) as specs,
+    ):
+        [port] = [int(spec.uri.rstrip("/").rpartition(":")[2]) for spec in specs]
+        told = ["--block-services", stage.base, "--block-token-file", desk["mine.token"]]
+        out = desk["out.safetensors"]
+        consume = desk.consume("--out", out, "--json", *told, port=port)
+        async with started(consume) as consumer, asyncio.timeout(PATIENCE_S):
+            _, err = await consumer.communicate()
+            assert consumer.returncode == 0, err.decode()
+        without = desk.consume("--deadline-s", "2", port=port)
+        async with started(without) as consumer, asyncio.timeout(PATIENCE_S):
+            await consumer.communicate()
+            assert consumer.returncode in (8, 10)  # incomplete, or the deadline passed
+
+    received = load_file(out)
+    for layer in range(LAYERS):
+        k, v = tensors(layer)
+        assert received[f"k.{layer}"].tobytes() == k.tobytes()
+        assert received[f"v.{layer}"].tobytes() == v.tobytes()
