@@ -53,6 +53,15 @@ class LogEvent(StrEnum):
     WAY_TAKEN = "another connection taken"
     LANES_MISSING = "fewer connections than wanted"
     LANE_LOST = "one of several connections lost"
+    PUBLICATION_KEPT = "publication kept"
+    PUBLICATION_PARTIAL = "publication kept in part"
+    PUBLICATION_DROPPED = "publication dropped"
+    OBJECT_DAMAGED = "object damaged on disk"
+    DISK_FULL = "disk full"
+    STORE_FAILED = "store failed"
+    UPSTREAM_CONNECTED = "followed"
+    UPSTREAM_UNREACHABLE = "cannot be followed"
+    UPSTREAM_LOST = "followed no more"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"
 
@@ -81,6 +90,12 @@ class Counter(StrEnum):
     OBJECTS_REJECTED = "kvcs_objects_rejected_total"
     OBJECTS_DUPLICATE = "kvcs_objects_duplicate_total"
     OCTETS_VERIFIED = "kvcs_verified_bytes_total"
+    PUBLICATIONS_KEPT = "kvcs_publications_kept_total"
+    PUBLICATIONS_REFUSED = "kvcs_publications_refused_total"
+    OBJECTS_KEPT = "kvcs_objects_kept_total"
+    OCTETS_KEPT = "kvcs_kept_bytes_total"
+    OBJECTS_DAMAGED = "kvcs_objects_damaged_total"
+    DISK_FULL = "kvcs_disk_full_total"
     WAITS_EXPIRED = "kvcs_waits_expired_total"
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType, ModuleType
 import uvloop
 
 from kvcs import __version__, errors
-from kvcs.cli import advise, bench, consume, demo, keys, ping, produce, relay, show
+from kvcs.cli import advise, bench, consume, demo, keys, ping, produce, relay, show, store
 from kvcs.consumer.retrieval import Unreachable
 from moqt import DRAFT
 from moqt.aio import TlsSettingsError
@@ -20,7 +20,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, relay, ping, bench, advise, keys, show,
+    demo, produce, consume, relay, store, ping, bench, advise, keys, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.

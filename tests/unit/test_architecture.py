@@ -33,7 +33,7 @@ FLOORS = (
         "kvcs.measurement",
         "kvcs.advice",
     ),
-    ("kvcs.producer", "kvcs.consumer"),
+    ("kvcs.producer", "kvcs.consumer", "kvcs.depot"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
 )
 #: The packages' own faces, which everything may import.
@@ -74,6 +74,12 @@ SHELL = (
     "kvcs.consumer.telling",
     "kvcs.consumer.ways",
     "kvcs.consumer.worker",
+    "kvcs.depot.daemon",
+    "kvcs.depot.depot",
+    "kvcs.depot.following",
+    "kvcs.depot.handler",
+    "kvcs.depot.keeping",
+    "kvcs.depot.loading",
     "kvcs.cli",
     "kvcs.connectors",
     "kvcs.__main__",
