@@ -204,24 +204,28 @@ class Upstream:
         """Follow until cancelled."""
         loop = asyncio.get_running_loop()
         uri, backoff = self.uri, Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
+        conn: MoqtConnection | None = None
         try:
             while True:
-                conn = await self._dial(uri, following)
+                if conn is None:
+                    conn = await self._dial(uri, following)
                 if conn is None:
                     uri = self.uri
                 else:
-                    began = loop.time()
+                    began, other = loop.time(), None
                     try:
-                        await self._stand(conn, following)
+                        other = await self._stand(conn, uri, following)
                     finally:
                         following.left(conn)
                         task = loop.create_task(self._leave(conn, following))
                         self._leaving.add(task)
                         task.add_done_callback(self._leaving.discard)
                     uri = self._next_uri(conn, uri)
+                    conn = other
                     if loop.time() - began >= _STEADY_S:
                         backoff.reset()
-                await asyncio.sleep(backoff.next_s())
+                if conn is None:
+                    await asyncio.sleep(backoff.next_s())
         finally:
             for task in self._leaving:
                 task.cancel()
@@ -247,25 +251,47 @@ class Upstream:
         log.info(LogEvent.UPSTREAM_CONNECTED, uri=uri)
         return conn
 
-    async def _stand(self, conn: MoqtConnection, following: Following) -> None:
-        """Take note of what is announced until the session is over, to be left, or silent."""
-        jobs = [
-            asyncio.ensure_future(conn.wait_going_away()),
-            asyncio.ensure_future(conn.wait_silent(SILENCE_S)),
-            *(
-                asyncio.ensure_future(self._watch(conn, prefix, following))
-                for prefix in following.prefixes
-            ),
+    async def _stand(
+        self, conn: MoqtConnection, uri: str, following: Following
+    ) -> MoqtConnection | None:
+        """Take note of what is announced until the session is over or to be left.
+
+        A silent one is left only for another: its peer may be no more than busy. That one is
+        returned, if there is one.
+        """
+        watching = [
+            asyncio.ensure_future(self._watch(conn, prefix, following))
+            for prefix in following.prefixes
         ]
         try:
-            done, _ = await asyncio.wait(jobs[:2], return_when=asyncio.FIRST_COMPLETED)
+            while await self._falls_silent(conn):
+                heard_at = conn.heard_at
+                other = await self._dial(uri, following)
+                if conn.closed is None and (other is None or conn.heard_at != heard_at):
+                    if other is not None:
+                        await self._close(other)
+                    continue
+                log.warning(LogEvent.UPSTREAM_LOST, uri=uri, silent=True)
+                return other
             if conn.going_away is None:
-                silent = jobs[1] in done and conn.closed is None
-                log.warning(LogEvent.UPSTREAM_LOST, uri=self.uri, silent=silent)
+                log.warning(LogEvent.UPSTREAM_LOST, uri=uri, silent=False)
+            return None
         finally:
-            for job in jobs:
+            for job in watching:
                 job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _falls_silent(self, conn: MoqtConnection) -> bool:
+        """Wait; return whether the peer gives no sign of life. Otherwise the session is over."""
+        over = asyncio.ensure_future(conn.wait_going_away())
+        silent = asyncio.ensure_future(conn.wait_silent(SILENCE_S))
+        try:
+            await asyncio.wait({over, silent}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for job in (over, silent):
+                job.cancel()
+            await asyncio.gather(over, silent, return_exceptions=True)
+        return conn.closed is None and conn.going_away is None
 
     async def _watch(
         self, conn: MoqtConnection, prefix: TrackNamespace, following: Following

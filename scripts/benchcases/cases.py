@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchcases import added, baseline, codecs, losses, relayed, rivals, speed, spread
+from benchcases import added, baseline, codecs, depots, losses, relayed, rivals, speed, spread
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
 from benchcases.figures import (
@@ -420,5 +420,6 @@ CASES: dict[str, Case] = {
         *added.CASES,
         *losses.CASES,
         *codecs.CASES,
+        *depots.CASES,
     )
 }

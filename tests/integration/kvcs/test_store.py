@@ -13,7 +13,7 @@ import pytest
 from kvcs.consumer.events import Failed, PublicationComplete
 from kvcs.consumer.retrieval import ConnectionSpec, consume
 from kvcs.consumer.trust import Expectations
-from kvcs.depot import keeping
+from kvcs.depot import following, keeping
 from kvcs.depot.archive import Archive
 from kvcs.depot.daemon import Store
 from kvcs.depot.shelf import OBJECT_OCTETS
@@ -434,6 +434,48 @@ async def test_a_lost_upstream_is_dialled_again_and_what_is_missing_is_asked_for
         await depot.kept()
 
         assert depot.counters[Counter.OBJECTS_KEPT] == len(published(handle.publication))
+
+
+async def test_an_upstream_that_goes_away_is_followed_where_it_says(
+    certificates: CertificateFiles, tmp_path: Path
+) -> None:
+    async with (
+        warehouse(tmp_path / "store", certificates) as depot,
+        on_stage(certificates) as scene,
+        relaying(certificates) as first,
+        relaying(certificates) as second,
+    ):
+        depot.follow(first.nearest)
+        await depot.counters.reached(Counter.RELAY_CONNECTS, 1)
+        leaving = asyncio.create_task(
+            first.relays[0].close(drain_s=5.0, new_session_uri=second.nearest.uri)
+        )
+        await depot.counters.reached(Counter.RELAY_CONNECTS, 2)
+        await leaving
+        scene.producer.announce_at(second.farthest.uri, tls=second.farthest.tls)
+        publication = await filled(scene.open())
+        await depot.kept()
+
+        assert await depot.contents(publication.name) == published(publication)
+
+
+async def test_a_silent_upstream_is_left_for_another_session_and_not_before(
+    certificates: CertificateFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "SILENCE_S", 0.1)
+    async with (
+        warehouse(tmp_path / "store", certificates) as depot,
+        on_stage(certificates) as scene,
+    ):
+        depot.follow(scene.spec)
+        await depot.counters.reached(Counter.RELAY_CONNECTS, 1)
+        [connection] = scene.producer._servers[0].connections
+        connection._transport.abandon()  # without a word
+        await depot.counters.reached(Counter.RELAY_CONNECTS, 2)
+        publication = await filled(scene.open())
+        await depot.kept()
+
+        assert await depot.contents(publication.name) == published(publication)
 
 
 # -- disks ---------------------------------------------------------------------------------------

@@ -1,19 +1,26 @@
 """``kvcs store``, with the other commands around it, as processes."""
 
 import asyncio
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvcs.cli.main import main
-from kvcs.depot.archive import Archive
+from kvcs.consumer.events import PublicationComplete
+from kvcs.consumer.retrieval import ConnectionSpec, consume
+from kvcs.depot.archive import Archive, listing
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.naming import PublicationName
+from moqt.aio import ClientTls
 from tests.integration.kvcs.desk import Desk, event_of, started
-from tests.integration.kvcs.scene import PATIENCE_S
+from tests.integration.kvcs.scene import (
+    PATIENCE_S,
+    QUICK,
+    CountingSink,
+    assert_same_cache,
+    expectations,
+    run,
+)
 
 pytestmark = pytest.mark.network
 
@@ -25,14 +32,6 @@ def store(desk: Desk, *more: str) -> list[str]:
         "--certificate-file", str(files.certificate_file), "--key-file", str(files.key_file),
         "--scope-key-file", desk["scope.key"], "--ca-file", str(files.ca_file), *more,
     ]  # fmt: skip
-
-
-async def output_of(command: Sequence[str], status: int = 0) -> list[dict[str, Any]]:
-    """Run a command to its end, and return the events that it told."""
-    async with started(command) as process, asyncio.timeout(PATIENCE_S):
-        out, err = await process.communicate()
-    assert process.returncode == status, err.decode()
-    return [json.loads(line) for line in out.splitlines()]
 
 
 async def stopped(process: asyncio.subprocess.Process) -> int:
@@ -49,30 +48,36 @@ async def test_what_a_producer_left_is_kept_listed_and_served_by_the_next_proces
         async with started(store(desk, "--connect", f"moqt://127.0.0.1:{port}/")) as first:
             assert (await event_of(first, "opened"))["publications"] == 0
             kept = await event_of(first, "publication-kept")
-            [while_it_runs] = await output_of(["store", "--list", desk["kept"], "--json"])
+            [while_it_runs] = listing(Path(desk["kept"]))
             assert await stopped(first) == 0
         assert await stopped(producer) == 0
     async with started(store(desk)) as second:
         assert (await event_of(second, "opened"))["publications"] == 1
         port = (await event_of(second, "listening"))["port"]
-        told = await output_of([*desk.consume("--json"), "--connect", f"moqt://127.0.0.1:{port}/"])
+        spec = ConnectionSpec(
+            uri=f"moqt://127.0.0.1:{port}/", tls=ClientTls(ca_file=desk.certificates.ca_file)
+        )
+        sink = CountingSink()
+        events = await run(consume(expectations(), [spec], sink, settings=QUICK))
         assert await stopped(second) == 0
-    [listed] = await output_of(["store", "--list", desk["kept"], "--json"])
 
-    assert told[-1]["event"] == "publication-complete"
-    assert kept["publication"] == finished["publication"] == listed["publication"]
-    assert (listed["state"], listed["octets"]) == ("whole", finished["octets"])
-    assert while_it_runs["publication"] == kept["publication"]
+    assert isinstance(events[-1], PublicationComplete)
+    assert_same_cache(sink)
+    assert kept["publication"] == finished["publication"]
+    assert kept["publication"] == while_it_runs.name.publication_id.hex()
+    assert (kept["state"], kept["octets"]) == ("whole", finished["octets"])
+    assert (while_it_runs.finished, while_it_runs.octets) == (True, finished["octets"])
 
 
-async def test_a_folder_in_use_is_refused_in_one_line(desk: Desk) -> None:
-    async with started(store(desk)) as first:
-        await event_of(first, "listening")
-        async with started(store(desk)) as second, asyncio.timeout(PATIENCE_S):
-            _, err = await second.communicate()
+def test_a_folder_in_use_is_refused_in_one_line(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = Archive(Path(desk["kept"]))
+    status = main(store(desk))
+    archive.close()
 
-    assert second.returncode == 2
-    assert err.decode() == f"kvcs: store {desk['kept']}: in use by another process\n"
+    assert status == 2
+    assert capsys.readouterr().err == f"kvcs: store {desk['kept']}: in use by another process\n"
 
 
 @pytest.mark.parametrize(
@@ -87,24 +92,19 @@ async def test_a_folder_in_use_is_refused_in_one_line(desk: Desk) -> None:
         (["--require-signature"], "trust is not set, expected a public key since "),
     ],
 )
-async def test_what_cannot_be_used_is_said_in_one_line(
-    desk: Desk, more: list[str], line: str
+def test_what_cannot_be_used_is_said_in_one_line(
+    desk: Desk, capsys: pytest.CaptureFixture[str], more: list[str], line: str
 ) -> None:
-    async with started(store(desk, *more)) as process, asyncio.timeout(PATIENCE_S):
-        _, err = await process.communicate()
+    assert main(store(desk, *more)) == 2
 
-    assert process.returncode == 2
-    assert err.decode().startswith(f"kvcs: {line}")
-    assert err.decode().count("\n") == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvcs: {line}")
+    assert told.count("\n") == 1
 
 
-async def test_nothing_to_do_is_a_mistake(desk: Desk) -> None:
-    command = desk.without(store(desk), "--listen")
-    async with started(command) as process, asyncio.timeout(PATIENCE_S):
-        _, err = await process.communicate()
-
-    assert process.returncode == 2
-    assert err.decode() == (
+def test_nothing_to_do_is_a_mistake(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(desk.without(store(desk), "--listen")) == 2
+    assert capsys.readouterr().err == (
         "kvcs: none of connect, listen and announce is set, expected one at least\n"
     )
 
