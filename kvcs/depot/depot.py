@@ -6,11 +6,13 @@ all that is served here, one of what is held whole, for relays.
 """
 
 import asyncio
+import gc
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -115,6 +117,8 @@ class Depot:
         self._waiting: list[_Waiting] = []
         self._has_waiting = asyncio.Event()
         self._changed = asyncio.Event()
+        self._pauses = 0
+        self._collects = True
         self._is_full = False
         self._failure: BaseException | None = None
         for holding in self._archive.holdings():
@@ -469,8 +473,36 @@ class Depot:
     # -- images ----------------------------------------------------------------------------------
 
     async def _make_image(self, holding: Holding) -> Image:
-        notes, entries = await self._write(lambda: self._contents(holding.number))
+        seen = holding.objects, holding.finished
+        with self._collections_paused():
+            image = await self._made_of_index(holding)
+        # What was kept or lost meanwhile is for the next one.
+        if self.shelf.get(holding.name) is holding and seen == (holding.objects, holding.finished):
+            self._images[holding.name] = image
+            self._make_room_for_images(holding.name)
+        return image
 
+    @contextmanager
+    def _collections_paused(self) -> Iterator[None]:
+        """Have nothing look for cyclic garbage meanwhile.
+
+        An image is many small objects at a time, and none of them garbage. Each look at all there
+        is, of several, would hold the interpreter's lock, and with it the event loop, for longer
+        than the image takes.
+        """
+        if not self._pauses:
+            self._collects = gc.isenabled()
+        self._pauses += 1
+        gc.disable()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._collects and not self._pauses:
+                gc.enable()
+
+    async def _made_of_index(self, holding: Holding) -> Image:
+        notes, entries = await self._write(lambda: self._contents(holding.number))
         loader = self._loader
         assert loader is not None, "the depot was entered"
 
@@ -482,11 +514,7 @@ class Depot:
                 }
             )
 
-        image = await asyncio.get_running_loop().run_in_executor(self._pool, make)
-        if self.shelf.get(holding.name) is holding:
-            self._images[holding.name] = image
-            self._make_room_for_images(holding.name)
-        return image
+        return await asyncio.get_running_loop().run_in_executor(self._pool, make)
 
     def _make_room_for_images(self, newest: PublicationName) -> None:
         limit = self._memory_octets // _IMAGES_SHARE

@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # a Track makes these, and these call it back
 
 Payload = bytes | memoryview
 
+#: The parts of each Object whose payload is elsewhere. Nothing is added to it: it is replaced.
+_AWAY: list[Payload] = []
+
 
 class LocalObject:
     """One published Object. ``parts`` together are the payload, as far as it has been given.
@@ -78,7 +81,7 @@ class DeferredObject(LocalObject):
         properties: Pairs,
         wanted: "Callable[[DeferredObject], None]",
     ) -> None:
-        super().__init__(location, length, [], ObjectStatus.NORMAL, properties)
+        super().__init__(location, length, _AWAY, ObjectStatus.NORMAL, properties)
         self.have = length
         self._wanted = wanted
 
@@ -99,14 +102,14 @@ class DeferredObject(LocalObject):
 
     def put_away(self) -> None:
         """Let go of the payload until it is wanted again. Streams that carry it go on."""
-        self.parts = []
+        self.parts = _AWAY
 
     def lose(self) -> None:
         """The payload cannot be had: it is told as unknown from now on.
 
         Call the Track's ``coverage_changed`` afterwards.
         """
-        self.parts, self.dropped = [], True
+        self.parts, self.dropped = _AWAY, True
 
 
 class LocalSubgroup:

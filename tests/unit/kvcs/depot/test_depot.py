@@ -1,6 +1,7 @@
 """A depot: what is used stays, what was kept is told, and what nobody finished goes."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvcs.depot.depot import Depot, NoRoomError
+from kvcs.depot.images import ShelvedTrack
 from kvcs.depot.shelf import OBJECT_OCTETS
 from kvcs.errors import NotFound
 from kvcs.profile.naming import PublicationName
@@ -197,3 +199,37 @@ async def test_what_is_not_held_is_not_found(tmp_path: Path, place: tuple[bytes,
             await depot.read(name(1), *place)
         with pytest.raises(NotFound, match="is not held here"):
             await depot.read(name(2), *place)
+
+
+async def test_no_garbage_is_looked_for_while_images_are_made_and_it_is_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled: list[bool] = []
+    make = ShelvedTrack.__init__
+
+    def noting(*arguments: Any, **more: Any) -> None:
+        enabled.append(gc.isenabled())
+        make(*arguments, **more)
+
+    monkeypatch.setattr(ShelvedTrack, "__init__", noting)
+    async with opened(tmp_path) as depot:
+        for number in range(2):
+            await kept(depot, name(number))
+        await asyncio.gather(*(depot.image(name(number)) for number in range(2)))
+
+    assert enabled == [False] * 4
+    assert gc.isenabled()
+
+
+async def test_an_image_that_something_was_added_to_meanwhile_is_not_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as depot:
+        await depot.begin(name(1))
+        await depot.keep(name(1), [item(0, 0)], noted())
+        asked = asyncio.create_task(depot.image(name(1)))
+        await asyncio.sleep(0)  # it is looked up in the index now
+        await depot.keep(name(1), [item(0, 1)], noted())
+        early, late = await asked, await depot.image(name(1))
+
+        assert len(early.tracks[K]) <= len(late.tracks[K]) == 2
