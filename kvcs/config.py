@@ -345,8 +345,15 @@ class ConsumerSettings(ScopedSettings):
         default=False,
         description="take no tensors that a codec has rounded, in any case",
     )
-    prefixes: Literal["longest", "any"] = Field(
-        default="longest", description="take the whole prefix only, or also a shorter one"
+    prefixes: Literal["longest", "any", "auto"] = Field(
+        default="longest",
+        description="take the whole prefix only, or also a shorter one: any asks for each length, "
+        "auto for all that there is of the model, in one question",
+    )
+    fetch: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="ask with FETCH for segments that are complete, for none, or for nothing that "
+        "is not complete yet",
     )
     deadline_s: float = Field(
         default=60.0, gt=0, description="seconds until everything must be there"

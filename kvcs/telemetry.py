@@ -51,6 +51,8 @@ class LogEvent(StrEnum):
     LAYER_READY = "layer ready"
     WAY_IN_DOUBT = "connection in doubt"
     WAY_TAKEN = "another connection taken"
+    INDEX_FAILED = "index not used"
+    INDEX_REFUSED = "index entry not used"
     LANES_MISSING = "fewer connections than wanted"
     LANE_LOST = "one of several connections lost"
     PUBLICATION_KEPT = "publication kept"
@@ -64,6 +66,7 @@ class LogEvent(StrEnum):
     UPSTREAM_LOST = "followed no more"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"
+    GARBAGE_COLLECTED = "garbage collected"
 
 
 class Counter(StrEnum):

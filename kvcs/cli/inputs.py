@@ -1,4 +1,4 @@
-"""What subcommands read: files or standard input, descriptors, tokens.
+"""What subcommands read: files or standard input, descriptors, tokens, names.
 
 Every refusal names the file. Nothing here is read without a bound.
 """
@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcs.errors import BadDescriptor, ConfigError
+from kvcs.errors import BadDescriptor, BadName, ConfigError
 from kvcs.kvsp import strictjson
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import MAX_TOKEN
+from kvcs.profile.naming import PROFILE
+from moqt.errors import UsageError
+from moqt.names import FullTrackName, TrackNamespace
 
 #: What stands for standard input.
 STDIN = "-"
+#: What a name begins with whose other fields are in hex.
+HEX_NAME = f"{PROFILE.decode()}/"
 #: Above every manifest and every Object that is accepted by default.
 MAX_OCTETS = (64 << 20) + (1 << 16)
 MAX_VALUES = 1 << 23
@@ -125,3 +130,27 @@ def parse_tokens(octets: bytes, name: str) -> NDArray[np.uint32]:
             shown = word[:40].decode(errors="replace")
             raise ConfigError(f"{name}: token {position} is {shown!r}, expected an integer")
     return tokens_from([int(word) for word in words], name)
+
+
+def parse_name(text: str) -> tuple[TrackNamespace, bytes | None]:
+    """Read a namespace: kvcs-1/HEX/..., or as logs of MOQT print it.
+
+    Returns:
+        The namespace, and the Track Name if ``--`` and one follow.
+
+    Raises:
+        BadName: If it is neither. It need not be a name of the profile.
+    """
+    try:
+        if text.startswith(HEX_NAME):
+            fields, separator, track = text.partition("--")
+            octets = [bytes.fromhex(part) for part in fields.removeprefix(HEX_NAME).split("/")]
+            return TrackNamespace((PROFILE, *octets)), track.encode() if separator else None
+        if "--" in text:
+            full = FullTrackName.parse(text)
+            return full.namespace, full.name
+        return TrackNamespace.parse(text), None
+    except UsageError as exc:
+        raise BadName(str(exc)) from None
+    except ValueError:
+        raise BadName(f"{text[:80]!r}: a field is not hex") from None

@@ -12,15 +12,28 @@ from types import MappingProxyType, ModuleType
 import uvloop
 
 from kvcs import __version__, errors
-from kvcs.cli import advise, bench, consume, demo, keys, ping, produce, relay, show, store
+from kvcs.cli import (
+    advise,
+    bench,
+    consume,
+    demo,
+    fetch,
+    keys,
+    ping,
+    produce,
+    relay,
+    show,
+    store,
+)
 from kvcs.consumer.retrieval import Unreachable
+from kvcs.garbage import collected_aside
 from moqt import DRAFT
 from moqt.aio import TlsSettingsError
 from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, relay, store, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, store, ping, bench, advise, keys, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
@@ -103,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status: int = runner.run(args.run(args))
+            status = runner.run(_run(args))
         sys.stdout.flush()  # here, where a reader that is gone can still be reported
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -115,6 +128,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except Exception as exc:  # the outermost line of the program
         return report(exc)
+    return status
+
+
+async def _run(args: argparse.Namespace) -> int:
+    async with collected_aside():
+        status: int = await args.run(args)
     return status
 
 

@@ -13,7 +13,15 @@ from typing import Any
 
 import orjson
 
-from kvcs.cli.inputs import STDIN, descriptor_and_tokens, parse_json, read_octets, shown_name
+from kvcs.cli.inputs import (
+    HEX_NAME,
+    STDIN,
+    descriptor_and_tokens,
+    parse_json,
+    parse_name,
+    read_octets,
+    shown_name,
+)
 from kvcs.consumer.trust import examine
 from kvcs.errors import BadDescriptor, BadManifest, BadName, ConfigError, KvcsError
 from kvcs.kvsp.descriptor import Descriptor
@@ -31,8 +39,7 @@ from kvcs.profile.naming import (
 )
 from kvcs.profile.payload import MAGIC, Block, Header
 from kvcs.profile.signing import read_unverified, trusted_keys, verify_manifest
-from moqt.errors import UsageError
-from moqt.names import FullTrackName, TrackNamespace
+from moqt.names import TrackNamespace
 
 NAME = "show"
 HELP = "explain an object, a manifest, a descriptor or a name"
@@ -54,7 +61,6 @@ examples:
   kvcs show descriptor.json --json
 """
 
-_HEX_NAME = "kvcs-1/"
 _PRINTABLE = re.compile(r"kvcs\.2d1(-[A-Za-z0-9_.]+)*(--[A-Za-z0-9_.]*)?")
 _HEX_TEXT = b"0123456789abcdefABCDEF \t\r\n"
 #: Tag 18 and an array of four, with and without the tag (RFC 9052 Section 4.2).
@@ -153,7 +159,7 @@ def _look(args: Namespace) -> tuple[str, bytes]:
 
 def _is_name(text: str) -> bool:
     # os.path.exists, since a pathlib.Path raises for a name that is too long to be a file's.
-    looks_like_one = text.startswith(_HEX_NAME) or _PRINTABLE.fullmatch(text) is not None
+    looks_like_one = text.startswith(HEX_NAME) or _PRINTABLE.fullmatch(text) is not None
     return looks_like_one and not os.path.exists(text)
 
 
@@ -390,7 +396,7 @@ def _show_name(content: bytes, args: Namespace) -> Report:
     report = Report("name")
     text = content.decode(errors="replace").strip()
     try:
-        namespace, track_name = _parse_name(text)
+        namespace, track_name = parse_name(text)
         _add_namespace(report, namespace)
         if track_name is not None:
             _add_track(report, track_name)
@@ -398,22 +404,6 @@ def _show_name(content: bytes, args: Namespace) -> Report:
     except KvcsError as exc:
         report.error = exc
     return report
-
-
-def _parse_name(text: str) -> tuple[TrackNamespace, bytes | None]:
-    try:
-        if text.startswith(_HEX_NAME):
-            fields, separator, track = text.partition("--")
-            octets = [bytes.fromhex(part) for part in fields.removeprefix(_HEX_NAME).split("/")]
-            return TrackNamespace((PROFILE, *octets)), track.encode() if separator else None
-        if "--" in text:
-            full = FullTrackName.parse(text)
-            return full.namespace, full.name
-        return TrackNamespace.parse(text), None
-    except UsageError as exc:
-        raise BadName(str(exc)) from None
-    except ValueError:
-        raise BadName(f"{text[:80]!r}: a field is not hex") from None
 
 
 def _add_namespace(report: Report, namespace: TrackNamespace) -> None:
@@ -436,7 +426,7 @@ def _add_namespace(report: Report, namespace: TrackNamespace) -> None:
     report.add("covers", "covers", covers.get(count, "nothing of KVCS"))
     report.add("printable", "printable", str(namespace))
     hexed = "/".join(part.hex() for part in namespace.fields[1:])
-    report.add("hex", "in hex", f"{_HEX_NAME}{hexed}")
+    report.add("hex", "in hex", f"{HEX_NAME}{hexed}")
 
 
 def _add_track(report: Report, name: bytes) -> None:

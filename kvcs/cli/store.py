@@ -1,7 +1,6 @@
 """``kvcs store``: keep the publications of a scope on disk, and publish them again."""
 
 import asyncio
-import gc
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
@@ -83,10 +82,6 @@ async def run(args: Namespace) -> int:
                 store.announce_at(uri, tls=tls, quic=quic)
             if settings.connect:
                 store.follow(settings.connect, prefixes=prefixes, tls=tls, quic=quic)
-            # What there is now stays. To look for garbage in it again and again would hold up
-            # what is served.
-            gc.collect()
-            gc.freeze()
             await _tell_changes(store, output, stopping)
         output.tell("stopped", **{c.value: n for c, n in store.depot.counters.items() if n})
 

@@ -293,6 +293,10 @@ class Assembler:
         self._unwanted += 1
         return Expected.UNWANTED
 
+    def count_excess(self) -> None:
+        """Count an Object that nobody asked for but that came with those that were."""
+        self._unwanted += 1
+
     def hold(self, track: DataTrack, layer: int, block: int, payload: bytes) -> bool:
         """Keep an Object that came ahead of the manifest; return whether there was room.
 
@@ -431,6 +435,15 @@ class Assembler:
     def used_codecs(self) -> dict[str, bool]:
         """The codecs of what is wanted, by name, and whether each is lossless."""
         return {plan.codec: self._codecs[plan.codec].lossless for plan in self.plans}
+
+    @property
+    def octets(self) -> int:
+        """Octets of Data of the Objects that were admitted."""
+        return self._octets
+
+    def is_published(self, segment: int) -> bool:
+        """Whether all of a planned segment has been published, as the newest manifest says."""
+        return self._segments[segment].entry.complete
 
     def is_segment_ready(self, segment: int) -> bool:
         """Whether every wanted layer of a planned segment is ready."""

@@ -4,39 +4,15 @@ Publications appear and go while a retrieval is under way. One that was tried is
 its Objects are never mixed with those of another (KVCS Section 5.4).
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvcs.errors import ConfigError
+from kvcs.consumer.selection import Wish, plan_segment
+from kvcs.errors import NotFound
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.layout import Layout
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import PublicationName
-
-#: Which prefixes of a prompt are looked for: the whole, all of them from the longest on, or
-#: those of so many blocks.
-Prefixes = Literal["longest", "any"] | Sequence[int]
-
-
-def prefix_lengths(prefixes: Prefixes, blocks: int) -> Iterator[int]:
-    """Yield the lengths to look for, in blocks, the longest first.
-
-    Args:
-        prefixes: What the caller decided.
-        blocks: Whole blocks of the prompt.
-
-    Raises:
-        ConfigError: If it is not one of the words, or a length is not 1 to ``blocks``.
-    """
-    if prefixes == "longest":
-        yield blocks
-    elif prefixes == "any":
-        yield from range(blocks, 0, -1)
-    elif not prefixes or not all(type(length) is int for length in prefixes):
-        raise ConfigError(f"prefixes are {prefixes!r}, expected longest, any, or lengths in blocks")
-    else:
-        for length in sorted(set(prefixes), reverse=True):
-            if not 1 <= length <= blocks:
-                raise ConfigError(f"a prefix of {length} blocks, the prompt has {blocks}")
-            yield length
 
 
 class Candidates:
@@ -66,20 +42,142 @@ class Candidates:
         """Note that a publication need not be tried again."""
         self._tried.add(name)
 
-    def best(self, count: int) -> list[PublicationName]:
-        """Return those worth a look: untried, of the longest prefix, the newest first."""
-        open_ = {n: b for n, b in self._announced.items() if n not in self._tried}
-        longest = max(open_.values(), default=0)
-        return [name for name, blocks in reversed(open_.items()) if blocks == longest][:count]
+    def best(self, count: int, *, shorter: bool = False) -> list[PublicationName]:
+        """Return those worth a look: untried, of the longest prefix, the newest first.
+
+        Args:
+            count: How many at most.
+            shorter: Whether those of shorter prefixes follow.
+        """
+        open_ = [(n, b) for n, b in reversed(self._announced.items()) if n not in self._tried]
+        open_.sort(key=lambda pair: -pair[1])
+        longest = open_[0][1] if open_ else 0
+        return [name for name, blocks in open_ if shorter or blocks == longest][:count]
 
 
-def rank(manifest: Manifest, version: int) -> tuple[bool, int, int, int]:
-    """Return a key by which the publication that promises most is the greatest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What is known of a publication when one of several is chosen."""
 
-    Complete ones first, then those that reach furthest into the context, then those that list
-    most finished Groups, then those with the most versions.
+    manifest: Manifest
+    """The newest version that came."""
+
+    version: int
+    """Its Group ID."""
+
+    blocks: int | None
+    """Blocks of the prefix that it was found under; None: the tokens are not known."""
+
+    wish: Wish
+    codecs: CodecRegistry
+
+    octets_per_s: float | None = None
+    """How fast finished Objects came over the connection it would come over; None: not known."""
+
+    left_s: float | None = None
+    """Seconds until everything must be there; None: any time will do."""
+
+
+class Rank(NamedTuple):
+    """A key by which the best offer is the greatest."""
+
+    is_offered: bool
+    """What is wanted of the segments listed so far is offered in a codec that is wanted."""
+
+    is_in_time: bool
+    """What is wanted can come before the deadline, at the speed that was measured."""
+
+    worth: float
+    """Of those that can: blocks of the prompt, the longest prefix saves most. Of those that
+    cannot: how late they would be, the least first, since their first layers are of use."""
+
+    is_complete: bool
+    """Nothing has to be waited for."""
+
+    reach: int
+    """How far its segments reach into the context."""
+
+    held: int
+    """Wanted Groups that are finished and attested."""
+
+    version: int
+
+
+def rank(offer: Offer) -> Rank:
+    """Say how good an offer is.
+
+    A codec that compresses is not credited for it: how much, only its Objects tell.
     """
-    segments = manifest.segments
-    reach = segments[-1].end_block if segments else 0
-    groups = sum(entry.groups(track) for entry in segments for track in entry.tracks)
-    return manifest.complete, reach, groups, version
+    manifest, wish = offer.manifest, offer.wish
+    reach = manifest.segments[-1].end_block if manifest.segments else 0
+    held, is_offered = 0, True
+    for entry in manifest.segments:
+        try:
+            plan = plan_segment(
+                entry, manifest.compat, wish, offer.codecs, offer.blocks, manifest.codecs
+            )
+        except NotFound:
+            is_offered = False
+            continue
+        if plan is not None:
+            held += sum(
+                len(range(plan.layers.start, min(entry.groups(track), plan.layers.stop)))
+                for track in plan.tracks
+            )
+    blocks = reach if offer.blocks is None else offer.blocks
+    first = 0
+    if wish.blocks is not None:
+        first, blocks = wish.blocks.start, min(blocks, wish.blocks.stop)
+    late_s = 0.0
+    if offer.octets_per_s is not None and offer.left_s is not None:
+        layers = manifest.layers if wish.layers is None else len(wish.layers)
+        octets = max(blocks - first, 0) * layers * Layout.of(manifest.compat).layer_octets
+        late_s = max(octets / offer.octets_per_s - offer.left_s, 0.0)
+    return Rank(
+        is_offered=is_offered,
+        is_in_time=late_s == 0,
+        worth=-late_s if late_s else blocks,
+        is_complete=manifest.complete,
+        reach=reach,
+        held=held,
+        version=offer.version,
+    )
+
+
+#: Octets from which on a speed has been measured, and not the start of a connection.
+_MEASURED_OCTETS = 1 << 20
+
+
+class Pace:
+    """How fast finished Objects come over the connections of a peer, several requests at a time.
+
+    What is still produced comes as fast as that goes, and tells nothing. Times are arguments,
+    seconds of any clock that does not go back.
+    """
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._began = (0.0, 0)
+        self._seconds = 0.0
+        self._octets = 0
+
+    def begin(self, now: float, octets: int) -> None:
+        """A request is on its way; ``octets`` have come so far."""
+        if not self._running:
+            self._began = now, octets
+        self._running += 1
+
+    def end(self, now: float, octets: int) -> None:
+        """It has ended."""
+        self._running -= 1
+        if not self._running:
+            began_at, before = self._began
+            self._seconds += now - began_at
+            self._octets += octets - before
+
+    @property
+    def octets_per_s(self) -> float | None:
+        """Octets of Data in a second; None: too few have come to tell."""
+        if self._octets < _MEASURED_OCTETS or not self._seconds:
+            return None
+        return self._octets / self._seconds

@@ -6,6 +6,7 @@ state belongs to the event loop.
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -19,21 +20,26 @@ from kvcs.consumer.errands import (
     Placed,
     Placing,
     Report,
+    TimedOut,
 )
 from kvcs.consumer.events import Event, FailureReason, ObjectRejected, SegmentComplete
 from kvcs.consumer.examining import Examined
 from kvcs.consumer.failures import Failure, lacking
+from kvcs.consumer.fetching import Awaited, cut
 from kvcs.consumer.intake import Intake
 from kvcs.consumer.lanes import Lane, Lanes
 from kvcs.consumer.opening import Job, Opened, Refused, open_publication, read_manifest
+from kvcs.consumer.selection import SegmentPlan
 from kvcs.consumer.spreading import (
     Dealer,
+    Rectangle,
     Share,
     block_filters,
     fill_from,
     first_missing,
     missing_of,
     not_asked_for,
+    worth_asking,
 )
 from kvcs.consumer.tasks import Tasks, set_within, tasks
 from kvcs.errors import BadManifest, BadObject, ConfigError, NotFound
@@ -43,10 +49,10 @@ from kvcs.profile.naming import MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.store.shared import SharedSink
 from kvcs.telemetry import LogEvent
 from moqt.aio import Subscription
-from moqt.codepoints import ObjectStatus, RequestErrorCode
+from moqt.codepoints import ObjectStatus, RangeMarkerKind, RequestErrorCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed
 from moqt.location import Location
-from moqt.session.events import ObjectReceived, SubscriptionEnded
+from moqt.session.events import FetchEnded, ObjectReceived, RangeMarked, SubscriptionEnded
 from moqt.wire.filters import RangeFilter
 
 log = structlog.get_logger("kvcs.consumer")
@@ -69,6 +75,7 @@ class Download:
 
     Attributes:
         name: The publication.
+        job: As given.
         assembler: How far it is.
         manifest_track: The track its manifests come on; None before the first.
     """
@@ -76,17 +83,16 @@ class Download:
     def __init__(self, name: PublicationName, job: Job) -> None:
         expected, settings = job.expected, job.settings
         self.name = name
-        blocks = expected.blocks_of(name)
         self.assembler = Assembler(
             name,
             wish=job.wish,
             codecs=job.codecs,
             signed=False,  # until its manifest track is known
-            blocks=blocks,
-            known_blocks=blocks or len(expected.block_keys) or None,
+            blocks=expected.wanted_of(name),
+            known_blocks=expected.known_of(name),
             early_octets=settings.early_octets,
         )
-        self._job = job
+        self.job = job
         self._settings = settings
         self._sink = job.sink
         self._loop = asyncio.get_running_loop()
@@ -117,6 +123,7 @@ class Download:
         """Shares whose publisher was lost, and how; None is the manifest."""
 
         self._not_now = False  # a track was refused that may be had later
+        self._cannot_fetch = False  # they do not know FETCH
         self._closed = False
         self._progress_at = self._loop.time()
 
@@ -138,7 +145,7 @@ class Download:
                     if self._settings.eager and self.assembler.manifest is None:
                         self._start_eagerly(group)
                     opened = await open_publication(
-                        lanes.lead, self.name, self._job, track=self.manifest_track
+                        lanes.lead, self.name, self.job, track=self.manifest_track
                     )
                 if self.manifest_track not in (None, opened.track):
                     raise Refused("signed at one relay, not signed at another")
@@ -213,6 +220,7 @@ class Download:
         if self._intake.pending or any(not task.done() for _, task in self._shares()):
             return None
         may_grow = bool(assembler.unlisted) or assembler.extent is None
+        may_grow |= any(self._is_awaited(plan) for plan in assembler.plans)
         may_attest = any(True for _ in assembler.unattested())
         if not self._manifest_ended and (may_grow or may_attest):
             return None
@@ -250,7 +258,7 @@ class Download:
         """
         while (lead := await self._lanes.next_lead()) is not None:
             try:
-                return await open_publication(lead, self.name, self._job, track=self.manifest_track)
+                return await open_publication(lead, self.name, self.job, track=self.manifest_track)
             except Refused:
                 if lead.closed is None:
                     raise
@@ -264,7 +272,7 @@ class Download:
                 version = item.location.group
                 if version <= self.assembler.version:
                     continue
-                manifest = await read_manifest(item.payload, track, self.name, version, self._job)
+                manifest = await read_manifest(item.payload, track, self.name, version, self.job)
                 if (failure := self._accept(manifest, version)) is not None:
                     self._fail(failure)
                     return
@@ -275,16 +283,20 @@ class Download:
         self._manifest_ended = True
         self._wake.set()
 
-    def _note_end(self, share: Share | None, ended: SubscriptionEnded | None) -> None:
-        """Note what the end of a subscription says of the publication or of who serves it."""
-        if ended is None:
-            return
+    def _note_end(self, share: Share | None, ended: SubscriptionEnded | FetchEnded | None) -> None:
+        """Note what the end of a request says of the publication or of who serves it."""
         name = "manifest" if share is None else str(share.track)
-        match End.of(ended.code, ended.reason):
-            case End.ABANDONED:
-                self._fail(Failure(FailureReason.ABANDONED, f"{name} was {ended.reason}"))
-            case End.LOST:
-                self._gone[share] = f"{name} broke off: {ended.reason or repr(ended.code)}"
+        match ended:
+            case SubscriptionEnded(code=code, reason=reason):
+                match End.of(code, reason):
+                    case End.ABANDONED:
+                        self._fail(Failure(FailureReason.ABANDONED, f"{name} was {reason}"))
+                    case End.LOST:
+                        self._gone[share] = f"{name} broke off: {reason or repr(code)}"
+            case FetchEnded(complete=False, code=code):
+                # Who does not know what became of something has not lost it.
+                if code != StreamErrorCode.UNKNOWN_OBJECT_STATUS:
+                    self._gone[share] = f"{name} broke off: {code!r}"
 
     def _accept(self, manifest: Manifest, version: int) -> Failure | None:
         assembler = self.assembler
@@ -301,7 +313,7 @@ class Download:
         if not self._sink_began and (extent := assembler.extent) is not None:
             self._sink_began = True  # also if it fails: it may have begun something
             try:
-                self._sink.begin(self._job.expected.descriptor, len(extent))
+                self._sink.begin(self.job.expected.descriptor, len(extent))
             except ConfigError as exc:
                 return Failure(FailureReason.UNUSABLE, str(exc))
         for event in events:
@@ -340,10 +352,10 @@ class Download:
         if not self._sink_began:
             return
         lanes = self._lanes.for_data
-        may_cut = all(lane.may_cut for lane in lanes)
+        may_cut = all(lane.max_ranges for lane in lanes)
         active = {share.track.segment for share, task in self._shares() if not task.done()}
         for plan in self.assembler.plans:
-            if self.assembler.is_segment_ready(plan.segment):
+            if self.assembler.is_segment_ready(plan.segment) or self._is_awaited(plan):
                 continue
             for track in plan.tracks:
                 asked = self._readers.get(track, {})
@@ -354,6 +366,10 @@ class Download:
                     dealt = self._dealer.deal(track, blocks, len(lanes), may_cut=may_cut)
                     for number, share in dealt:
                         self._start_reader(lanes[number], share, group)
+
+    def _is_awaited(self, plan: SegmentPlan) -> bool:
+        """Whether a segment is asked for once all of it has been published."""
+        return self._settings.fetch == "always" and not self.assembler.is_published(plan.segment)
 
     async def _read(self, lane: Lane, share: Share) -> None:
         """Read a share until nothing is missing of it, or nothing more comes."""
@@ -377,47 +393,129 @@ class Download:
             self._wake.set()
 
     async def _read_once(self, lane: Lane, share: Share) -> bool:
-        """Subscribe once; return whether it is worth trying again."""
-        track, plan = share.track, self.assembler.plan(share.track)
-        first, filters = Location(0, 0), tuple[RangeFilter, ...]()
-        if plan is not None:
-            if (missing := self._first_missing(share)) is None:
-                return False
-            first = missing
-            blocks = self.assembler.entry(track)[0].blocks
-            filters = block_filters(share, blocks, may_cut=lane.may_cut)
-        bringing = await lane.run(
+        """Ask for what is missing of a share; return whether it is worth trying again."""
+        if self._is_fetched(share):
+            try:
+                return await self._fetch(lane, share)
+            except (RequestRejected, TimeoutError) as exc:
+                code = exc.code if isinstance(exc, RequestRejected) else None
+                if self._settings.fetch == "always" or code in NOT_NOW:
+                    raise
+                self._cannot_fetch |= code == RequestErrorCode.NOT_SUPPORTED
+                log.debug(LogEvent.REQUEST_REFUSED, track=str(share.track), reason=f"FETCH: {exc}")
+        return await self._subscribe(lane, share)
+
+    def _is_fetched(self, share: Share) -> bool:
+        """Whether a share is asked for with FETCH: nothing of it is still to be published."""
+        fetch, plan = self._settings.fetch, self.assembler.plan(share.track)
+        if fetch == "never" or self._cannot_fetch or plan is None:
+            return False
+        return fetch == "always" or self.assembler.is_published(plan.segment)
+
+    async def _fetch(self, lane: Lane, share: Share) -> bool:
+        """Fetch what is missing of a share, and nothing else if the peer lets us (Section 5.3)."""
+        track, assembler = share.track, self.assembler
+        blocks = assembler.entry(track)[0].blocks
+        missing = worth_asking(share, assembler.gaps(track), self._rejected)
+        if not (bands := cut(missing, blocks, max_ranges=lane.max_ranges)):
+            return False
+        errands = [
             Errand(
                 track=self.name.track(track),
-                fill=fill_from(first, plan, self._job.expected.descriptor.layers),
-                range_filters=filters,
+                past=band.location_filter,
+                range_filters=band.range_filters(blocks),
+                is_live=False,
                 timeout_s=self._settings.request_timeout_s,
-                placing=self._placing(share) if lane.is_apart else None,
+                placing=self._placing(share, band.missing) if lane.is_apart else None,
             )
+            for band in bands
+        ]
+        pace = self._lanes.pace
+        pace.begin(self._loop.time(), assembler.octets)
+        try:
+            async with tasks() as group:
+                fetching = [
+                    group.start(self._bring(lane, share, errand, Awaited(band.missing)))
+                    for errand, band in zip(errands, bands, strict=True)
+                ]
+                await asyncio.wait(fetching)
+        finally:
+            pace.end(self._loop.time(), assembler.octets)
+        if self._first_missing(share) is None:
+            return False
+        for task in fetching:
+            self._note_end(share, task.result())
+        return self._failure is None
+
+    async def _subscribe(self, lane: Lane, share: Share) -> bool:
+        """Subscribe to a share, with a fill from the first Object that is missing (Section 5.2)."""
+        track, plan = share.track, self.assembler.plan(share.track)
+        first, filters, missing = Location(0, 0), tuple[RangeFilter, ...](), tuple[Rectangle, ...]()
+        if plan is not None:
+            if (found := self._first_missing(share)) is None:
+                return False
+            first = found
+            blocks = self.assembler.entry(track)[0].blocks
+            filters = block_filters(share, blocks, may_cut=lane.max_ranges > 0)
+            missing = tuple(missing_of(share, self.assembler.gaps(track)))
+        errand = Errand(
+            track=self.name.track(track),
+            past=fill_from(first, plan, self.job.expected.descriptor.layers),
+            range_filters=filters,
+            timeout_s=self._settings.request_timeout_s,
+            placing=self._placing(share, missing) if lane.is_apart else None,
         )
+        ended = await self._bring(lane, share, errand)
+        if self.assembler.plan(track) is None or self._first_missing(share) is None:
+            return False
+        self._note_end(share, ended)
+        return ended is not None and self._failure is None
+
+    async def _bring(
+        self, lane: Lane, share: Share, errand: Errand, awaited: Awaited | None = None
+    ) -> SubscriptionEnded | FetchEnded | None:
+        """Run an errand to its end; return how it ended, None if it was given up.
+
+        Args:
+            lane: The connection.
+            share: What it is for.
+            errand: The request.
+            awaited: What is not in it came in excess, and is not looked at. None: whatever comes
+                may be wanted.
+        """
+        bringing = await lane.run(errand)
         self._gone.pop(share, None)
+        timed_out = False
         try:
             async for item in bringing:
                 if isinstance(item, ObjectReceived):
                     # What announces an end is a hint (decision 9).
-                    if item.status is ObjectStatus.NORMAL:
-                        group, number = item.location
-                        if not self._take(track, group, number, item.payload):
-                            return False  # ahead of the manifest and out of room
-                        await self._intake.keep_bound()
+                    if item.status is not ObjectStatus.NORMAL:
+                        continue
+                    group, number = item.location
+                    if awaited is not None and (group, number) not in awaited:
+                        self.assembler.count_excess()
+                        continue
+                    if not self._take(share.track, group, number, item.payload):
+                        return None  # ahead of the manifest and out of room
+                    await self._intake.keep_bound()
+                elif isinstance(item, RangeMarked):
+                    timed_out |= item.kind is RangeMarkerKind.TIMED_OUT
+                elif isinstance(item, TimedOut):
+                    timed_out = True
                 elif isinstance(item, Report):
-                    self._note(track, item)
+                    self._note(share.track, item, awaited)
         finally:
             await bringing.stop()
         await self._intake.down_to(0)
-        if self.assembler.plan(track) is None or self._first_missing(share) is None:
-            return False
-        self._note_end(share, bringing.ended)
-        return self._failure is None
+        ended = bringing.ended
+        if timed_out and isinstance(ended, FetchEnded):
+            return replace(ended, complete=False, code=StreamErrorCode.DELIVERY_TIMEOUT)
+        return ended
 
-    def _placing(self, share: Share) -> Placing:
+    def _placing(self, share: Share, missing: tuple[Rectangle, ...]) -> Placing:
         """Return what another process has to know to place what is missing of a share."""
-        assembler, expected = self.assembler, self._job.expected
+        assembler, expected = self.assembler, self.job.expected
         entry, descriptor = assembler.entry(share.track)
         extent, sink = assembler.extent, self._sink
         assert extent is not None, "the sink has begun"
@@ -430,7 +528,7 @@ class Download:
             blocks=entry.blocks,
             position=assembler.position(share.track, 0),
             places=len(extent),
-            missing=tuple(missing_of(share, assembler.gaps(share.track))),
+            missing=missing,
             max_data_octets=expected.max_data_octets,
         )
 
@@ -459,7 +557,7 @@ class Download:
             block=block,
             entry=entry,
             descriptor=descriptor,
-            max_data_octets=self._job.expected.max_data_octets,
+            max_data_octets=self.job.expected.max_data_octets,
         )
         return True
 
@@ -483,7 +581,7 @@ class Download:
             return
         self._placed(track, layer, block)
 
-    def _note(self, track: DataTrack, report: Report) -> None:
+    def _note(self, track: DataTrack, report: Report, awaited: Awaited | None) -> None:
         """Go on with an Object that another process has examined, and placed if it is good."""
         if self._closed or self._failure is not None:
             return
@@ -497,6 +595,8 @@ class Download:
                     self._placed(track, layer, block)
             case Bad(layer, block, reason, text):
                 self._reject(track, layer, block, BadObject(reason, text))
+            case Dropped(layer, block) if awaited is not None and (layer, block) not in awaited:
+                self.assembler.count_excess()
             case Dropped(layer, block):
                 self.assembler.expects(track, layer, block)  # which counts it
             case Misplaced(text):
@@ -537,7 +637,7 @@ class Download:
                 if share.track.segment == event.segment:
                     task.cancel()
             self._wake.set()
-        self._job.tell(event)
+        self.job.tell(event)
 
     def abandon(self) -> None:
         """Let go of what was retrieved; nothing more will be placed."""
@@ -564,7 +664,7 @@ class Download:
 
     async def _close_sink(self) -> Failure | None:
         # In a thread, since a file takes as long as its disk.
-        done = self._loop.run_in_executor(self._job.pool, self._sink.done)
+        done = self._loop.run_in_executor(self.job.pool, self._sink.done)
         try:
             await asyncio.shield(done)
         except ConfigError as exc:

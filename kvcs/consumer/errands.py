@@ -69,11 +69,17 @@ class Placing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """One request for a part of a track, from some Object on, each Object once."""
+    """One request for a part of a track, each Object once."""
 
     track: FullTrackName
-    fill: LocationFilter
+    past: LocationFilter
+    """Which of the Objects that there are."""
+
     range_filters: tuple[RangeFilter, ...]
+    is_live: bool = True
+    """Whether what will be published is wanted as well: that is a SUBSCRIBE with a fill, and a
+    FETCH if it is not."""
+
     timeout_s: float
     placing: Placing | None = None
     """None: whoever asks examines and places by itself."""
@@ -157,7 +163,8 @@ class Pong:
 class Dialled:
     """The connection stands."""
 
-    may_cut: bool
+    max_ranges: int
+    """Ranges of a filter that its peer takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +235,12 @@ class Misplaced:
     text: str
 
 
-Report = Placed | Bad | Dropped | Misplaced
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The peer could not get a part of what was asked for in time."""
+
+
+Report = Placed | Bad | Dropped | Misplaced | TimedOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +256,10 @@ class How(Enum):
 
     #: The subscription ended.
     DONE = auto()
+    #: All that the peer has of what was asked for with FETCH has come.
+    FETCHED = auto()
+    #: The stream of a FETCH was reset.
+    RESET = auto()
     #: The request was refused.
     REFUSED = auto()
     #: The request was not answered in time.
@@ -261,7 +277,7 @@ class Ended:
     number: int
     how: How
     code: int = 0
-    """Of PUBLISH_DONE or REQUEST_ERROR."""
+    """Of PUBLISH_DONE, REQUEST_ERROR or the reset."""
 
     reason: str = ""
     """For people."""

@@ -121,7 +121,8 @@ class Summary:
     """Objects that came again, and were not placed again."""
 
     unwanted: int = 0
-    """Objects that came without being wanted: of layers or blocks outside the wish."""
+    """Objects that came without being wanted: of layers or blocks outside the wish, or because
+    the peer sends no less."""
 
     rejected: int = 0
     """Objects that failed a check."""

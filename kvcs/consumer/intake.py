@@ -20,6 +20,10 @@ from kvcs.profile.naming import DataTrack
 #: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
 
+#: What is taken in one turn of the event loop: a few milliseconds of work.
+OBJECTS_PER_TURN = 64
+OCTETS_PER_TURN = 1 << 20
+
 #: Takes what came of an examination.
 Judge = Callable[[Examined | BadObject], None]
 
@@ -49,6 +53,8 @@ class Intake:
         idle: Callable[[], None],
     ) -> None:
         self.pending = 0
+        self._in_turn = 0
+        self._octets_in_turn = 0
         self._pool = pool
         self._settings = settings
         self._codecs = codecs
@@ -85,6 +91,8 @@ class Intake:
             max_data_octets=max_data_octets,
         )
         octets, large = len(payload), self._settings.large_octets
+        self._in_turn += 1
+        self._octets_in_turn += octets
         if track.codec != "raw":
             # What comes out counts as well: it may be many times as much.
             section = Layout.of(descriptor).section_octets(track.component)
@@ -101,9 +109,17 @@ class Intake:
         future.add_done_callback(partial(self._examined, octets, judge))
 
     async def keep_bound(self) -> None:
-        """Wait, where too much is under examination, until half of it is done."""
+        """Wait, where too much is under examination, until half of it is done.
+
+        Of many that are there already, some at a time are taken, and others get their turn.
+        """
         if self.pending > self._settings.pending_octets:
             await self.down_to(self._settings.pending_octets // 2)
+        elif self._in_turn >= OBJECTS_PER_TURN or self._octets_in_turn >= OCTETS_PER_TURN:
+            await asyncio.sleep(0)
+        else:
+            return
+        self._in_turn = self._octets_in_turn = 0
 
     async def down_to(self, octets: int) -> None:
         """Wait until no more than that is under examination."""

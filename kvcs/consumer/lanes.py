@@ -12,14 +12,16 @@ from typing import Protocol
 
 import structlog
 
+from kvcs.consumer.candidates import Pace
 from kvcs.consumer.errands import Errand, Report
 from kvcs.consumer.failures import Failure
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.tasks import Tasks, tasks
 from kvcs.telemetry import LogEvent
-from moqt.aio import MoqtConnection, Subscription
+from moqt.aio import Fetch, MoqtConnection, Subscription
 from moqt.aio.tracks import TrackEvent
-from moqt.session.events import SubscriptionEnded
+from moqt.codepoints import GroupOrder
+from moqt.session.events import FetchEnded, SubscriptionEnded
 from moqt.wire.filters import LocationFilter
 
 log = structlog.get_logger("kvcs.consumer")
@@ -29,8 +31,8 @@ class Bringing(Protocol):
     """What comes of an errand: iterate over it, and stop it in any case."""
 
     @property
-    def ended(self) -> SubscriptionEnded | None:
-        """How its subscription ended, once it has."""
+    def ended(self) -> SubscriptionEnded | FetchEnded | None:
+        """How its subscription or its fetch ended, once it has."""
 
     def __aiter__(self) -> AsyncIterator[TrackEvent | Report]:
         """Yield Objects, and what goes with them, or what has become of Objects already.
@@ -59,8 +61,8 @@ class Lane(Protocol):
         """Whether it takes errands."""
 
     @property
-    def may_cut(self) -> bool:
-        """Whether the peer takes filters, so that it can be asked for a part of a track."""
+    def max_ranges(self) -> int:
+        """Ranges of a filter that the peer takes; 0: it cannot be asked for a part of a Group."""
 
     @property
     def end(self) -> str:
@@ -89,23 +91,23 @@ class Lane(Protocol):
 
 
 class LocalBringing:
-    """A subscription of this process."""
+    """A request of this process."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    def __init__(self, request: Subscription | Fetch) -> None:
+        self._request = request
 
     @property
-    def ended(self) -> SubscriptionEnded | None:
+    def ended(self) -> SubscriptionEnded | FetchEnded | None:
         """See :class:`Bringing`."""
-        return self._subscription.ended
+        return self._request.ended
 
     def __aiter__(self) -> AsyncIterator[TrackEvent]:
         """See :class:`Bringing`."""
-        return aiter(self._subscription)
+        return aiter(self._request)
 
     async def stop(self) -> None:
         """See :class:`Bringing`."""
-        self._subscription.cancel()
+        self._request.cancel()
 
 
 class LocalLane:
@@ -133,9 +135,9 @@ class LocalLane:
         return not self.is_over and self.conn.going_away is None
 
     @property
-    def may_cut(self) -> bool:
+    def max_ranges(self) -> int:
         """See :class:`Lane`."""
-        return takes_filters(self.conn)
+        return max_ranges(self.conn)
 
     @property
     def end(self) -> str:
@@ -149,7 +151,7 @@ class LocalLane:
 
     async def run(self, errand: Errand) -> LocalBringing:
         """See :class:`Lane`."""
-        return LocalBringing(await subscribe(self.conn, errand))
+        return LocalBringing(await ask(self.conn, errand))
 
     async def until_silent(self, silence_s: float) -> None:
         """See :class:`Lane`."""
@@ -167,18 +169,26 @@ class LocalLane:
         self._let_go(self.conn)
 
 
-def takes_filters(conn: MoqtConnection) -> bool:
-    """Return whether a peer takes Range Filters."""
+def max_ranges(conn: MoqtConnection) -> int:
+    """Return how many ranges of a filter a peer takes (MAX_FILTER_RANGES)."""
     setup = conn.session.peer_setup
-    return setup is not None and setup.max_filter_ranges > 0
+    return 0 if setup is None else setup.max_filter_ranges
 
 
-async def subscribe(conn: MoqtConnection, errand: Errand) -> Subscription:
-    """Send the request of an errand: what is past from some Object on, and what follows."""
+async def ask(conn: MoqtConnection, errand: Errand) -> Subscription | Fetch:
+    """Send the request of an errand."""
+    if not errand.is_live:
+        return await conn.fetch(
+            errand.track,
+            location_filter=errand.past,
+            range_filters=errand.range_filters,
+            group_order=GroupOrder.ASCENDING,
+            timeout_s=errand.timeout_s,
+        )
     return await conn.subscribe(
         errand.track,
         location_filter=LocationFilter.NEXT_OBJECT,
-        fill=errand.fill,
+        fill=errand.past,
         range_filters=errand.range_filters,
         timeout_s=errand.timeout_s,
     )
@@ -197,6 +207,7 @@ class Lanes:
     Attributes:
         uri: As given.
         settled: Set when all stand that are to be, or could not be had.
+        pace: How fast finished Objects come over them.
     """
 
     def __init__(
@@ -210,6 +221,7 @@ class Lanes:
     ) -> None:
         self.uri = uri
         self.settled = asyncio.Event()
+        self.pace = Pace()
         self._lanes: list[Lane] = [first]
         self._lead = first
         self._settings = settings

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kvcs.consumer.events import Event
+from kvcs.consumer.events import Event, FailureReason
+from kvcs.consumer.failures import Failure
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.trust import Expectations, check_manifest
@@ -41,6 +42,14 @@ class Refused(Exception):
         super().__init__(text)
         self.again = again
         self.busy = busy
+
+
+def refused(why: Refused) -> Failure:
+    """Return what becomes of a retrieval of that publication.
+
+    Who has no room now has it later, until the deadline, like one that was lost.
+    """
+    return Failure(FailureReason.REFUSED, str(why), again=why.again, lost=why.busy)
 
 
 class Opened(NamedTuple):

@@ -49,7 +49,7 @@ from kvcs.consumer.tasks import in_any_case, set_within
 from moqt.aio import engine
 from moqt.codepoints import SessionErrorCode
 from moqt.errors import RequestRejected, SessionClosed
-from moqt.session.events import RequestId, SubscriptionEnded
+from moqt.session.events import FetchEnded, RequestId, SubscriptionEnded
 
 log = structlog.get_logger("kvcs.consumer")
 
@@ -69,7 +69,7 @@ class ProcessBringing:
     """What comes of an errand in another process."""
 
     def __init__(self, lane: "ProcessLane", number: int) -> None:
-        self.ended: SubscriptionEnded | None = None
+        self.ended: SubscriptionEnded | FetchEnded | None = None
         """See :class:`~kvcs.consumer.lanes.Bringing`."""
 
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,6 +142,11 @@ class ProcessBringing:
                     complete=False,
                     by_peer=True,
                 )
+            case How.FETCHED | How.RESET:
+                complete = end.how is How.FETCHED
+                self.ended = FetchEnded(
+                    request_id=RequestId(0), complete=complete, code=None if complete else end.code
+                )
             case How.REFUSED:
                 self._error = RequestRejected(end.code, end.reason, None)
             case How.UNANSWERED:
@@ -163,7 +168,7 @@ class ProcessLane:
     is_apart = True
 
     def __init__(self, process: "Process") -> None:
-        self.may_cut = False
+        self.max_ranges = 0
         self.is_over = False
         self.is_left = False  # from here, not by the peer
         self.end = ""
@@ -233,8 +238,8 @@ class ProcessLane:
         """Take what the process tells of its connection and its errands."""
         self._heard_at = time.monotonic()
         match message:
-            case Dialled(may_cut):
-                self.may_cut = may_cut
+            case Dialled(max_ranges):
+                self.max_ranges = max_ranges
                 self._answer(None)
             case NotDialled(failure):
                 self.finish(failure.text, failure)

@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 
 import structlog
 
-from kvcs.consumer.candidates import prefix_lengths
 from kvcs.consumer.discovery import Discovery
 from kvcs.consumer.download import Download
 from kvcs.consumer.events import (
@@ -36,8 +35,10 @@ from kvcs.consumer.failures import (
     more_telling,
 )
 from kvcs.consumer.lanes import Lane, Lanes, LocalLane
-from kvcs.consumer.opening import Job, Opened, Refused, open_publication
+from kvcs.consumer.opening import Job, Opened, Refused, open_publication, refused
+from kvcs.consumer.prefixes import Index, Questions, prefix_lengths
 from kvcs.consumer.processes import Processes
+from kvcs.consumer.replicas import Replicas
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.sessions import ConnectionSpec, Sessions
 from kvcs.consumer.settings import RetrievalSettings
@@ -68,6 +69,9 @@ __all__ = [
 
 log = structlog.get_logger("kvcs.consumer")
 
+#: Relays and producers that are tried at most, those that an index names included.
+MAX_WAYS = 16
+
 
 class _Moved(NamedTuple):
     """Another way that stands, for one that does not or that is to be left."""
@@ -86,6 +90,7 @@ def consume(
     settings: RetrievalSettings | None = None,
     codecs: CodecRegistry | None = None,
     publication: PublicationName | None = None,
+    index: Index | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> "Retrieval":
     """Retrieve one publication; see :class:`Retrieval`.
@@ -105,6 +110,7 @@ def consume(
         settings=settings,
         codecs=codecs,
         publication=publication,
+        index=index,
         on_event=on_event,
     )
 
@@ -131,6 +137,8 @@ class Retrieval:
         settings: How long to wait for what.
         codecs: The codecs that this end knows; by default those that come with kvcs.
         publication: Retrieve exactly this one, without discovery.
+        index: Asked once, ahead of everybody else, which publications begin as the prompt does;
+            those that do for longest are tried first.
         on_event: Called with every event.
 
     Raises:
@@ -147,6 +155,7 @@ class Retrieval:
         settings: RetrievalSettings | None = None,
         codecs: CodecRegistry | None = None,
         publication: PublicationName | None = None,
+        index: Index | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self._expected = expected
@@ -177,6 +186,9 @@ class Retrieval:
         self._something_lost = False
         self._last: Failure | None = None
         self._only = publication
+        self._index = index
+        self._replicas = Replicas(self._job)
+        self._deadline_at: float | None = None
         self._prefixes: tuple[int, ...] = ()
         if publication is None:
             if not expected.block_keys:
@@ -296,6 +308,11 @@ class Retrieval:
         try:
             try:
                 async with deadline:
+                    self._deadline_at = deadline.when()
+                    if self._index is not None and self._only is None:
+                        await self._replicas.ask(self._index)
+                        specs = [way.spec for way in self._ways]
+                        self._ways += map(Way, self._replicas.ways(specs, MAX_WAYS))
                     failure = await self._try_ways()
             except TimeoutError:
                 if not deadline.expired():
@@ -502,7 +519,9 @@ class Retrieval:
         try:
             async with tasks() as group:
                 opening = group.start(
-                    open_publication(session, current.name, self._job, track=current.manifest_track)
+                    open_publication(
+                        session, current.name, current.job, track=current.manifest_track
+                    )
                 )
                 silence = group.start(session.wait_silent(self._settings.silence_s))
                 await asyncio.wait({opening, silence}, return_when=asyncio.FIRST_COMPLETED)
@@ -552,18 +571,33 @@ class Retrieval:
 
     async def _discover(self, lead: MoqtConnection, lanes: Lanes, group: Tasks) -> Failure | None:
         """Find publications and try one after the other."""
-        discovery = Discovery(lead, self._job, self._tell_found)
+        discovery = Discovery(
+            lead,
+            self._job,
+            self._tell_found,
+            job_of=self._replicas.job_of,
+            octets_per_s=lanes.pace.octets_per_s or self._settings.octets_per_s,
+            deadline_at=self._deadline_at,
+        )
+        for replica in self._replicas:
+            discovery.noted(replica.publication, replica.blocks)
         if self._current is not None and not self._something_lost:
             discovery.tried(self._current.name)
-        failure = await discovery.look_for(self._prefixes, group)
-        if failure is not None:  # nobody is left to tell of a publication
-            lost = lead.closed is not None
-            return more_telling(failure, connection_lost(lead.closed)) if lost else failure
+        failure: Failure | None = None
+        has_asked = False
         patience = self._settings.discovery_timeout_s
         if self._something_lost and self._current is not None:
             patience = self._settings.another_s
         while True:
             names = discovery.best()
+            if not names and not has_asked:
+                has_asked = True
+                refusal = await self._look_for(discovery, group)
+                if refusal is not None:  # nobody is left to tell of a publication
+                    lost = lead.closed is not None
+                    refusal = more_telling(failure, refusal)
+                    return more_telling(refusal, connection_lost(lead.closed)) if lost else refusal
+                continue
             if not names:
                 if lead.closed is not None:
                     return more_telling(failure, connection_lost(lead.closed))
@@ -573,8 +607,8 @@ class Retrieval:
                 continue
             patience = self._settings.another_s
             opened = None
-            if len(names) > 1:
-                opened, refusal = await discovery.choose(names, self._tell_refused)
+            if not self._settings.eager or len(names) > 1:
+                opened, refusal = await discovery.choose(self._note_refusal)
                 if opened is None:
                     failure = refusal or failure
                     continue
@@ -592,6 +626,12 @@ class Retrieval:
             ):
                 return failure
 
+    async def _look_for(self, discovery: Discovery, group: Tasks) -> Failure | None:
+        if self._settings.prefixes == "auto":
+            questions = Questions(len(self._expected.block_keys))
+            return await discovery.look_through(questions, group)
+        return await discovery.look_for(self._prefixes, group)
+
     async def _run_publication(
         self,
         lead: MoqtConnection,
@@ -604,15 +644,15 @@ class Retrieval:
         except Refused as exc:
             if lead.closed is not None:
                 return connection_lost(lead.closed)
-            # Who has no room now has it later, until the deadline, like one that was lost.
-            failure = Failure(FailureReason.REFUSED, str(exc), again=exc.again, lost=exc.busy)
-        if (
-            failure is not None
-            and failure.reason is FailureReason.REFUSED
-            and not ((self._something_lost or failure.lost) and failure.again)  # it may come back
-        ):
-            self._tell_refused(publication.name, failure.text)
+            failure = refused(exc)
+        if failure is not None and failure.reason is FailureReason.REFUSED:
+            self._note_refusal(publication.name, failure)
         return failure
+
+    def _note_refusal(self, name: PublicationName, failure: Failure) -> None:
+        """Tell of a publication that cannot be used, unless it may come back."""
+        if not ((self._something_lost or failure.lost) and failure.again):
+            self._tell_refused(name, failure.text)
 
     def _tell_found(self, name: PublicationName, blocks: int) -> None:
         if name not in self._known:
@@ -625,7 +665,7 @@ class Retrieval:
             self._job.tell(PublicationRefused(publication=name, text=text))
 
     def _begin(self, name: PublicationName) -> Download:
-        self._current = Download(name, self._job)
+        self._current = Download(name, self._replicas.job_of(name))
         return self._current
 
     def _drop_current(self, why: Failure | None) -> None:

@@ -1,10 +1,14 @@
 """How long a retrieval waits for what, and how much it holds."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvcs.consumer.assembler import EARLY_OCTETS
-from kvcs.consumer.candidates import Prefixes
+from kvcs.consumer.prefixes import Prefixes
 from kvcs.errors import ConfigError
+
+#: When FETCH is used.
+Fetching = Literal["auto", "never", "always"]
 
 #: Connections of one retrieval to one relay or producer.
 MAX_CONNECTIONS = 16
@@ -31,8 +35,9 @@ class RetrievalSettings:
     """For a publication to appear at all, on one connection."""
 
     settle_s: float = 0.01
-    """For further announcements and manifests after the first, to have a choice; ten times
-    that for announcements of one group of prefixes, before shorter ones are tried."""
+    """For the manifests of further publications after the first one's, to have a choice, and, if
+    several prefixes are looked for, for further announcements; ten times that for announcements of
+    one group of prefixes, before shorter ones are tried."""
 
     another_s: float = 1.0
     """For another publication to appear after one that failed before a layer was ready."""
@@ -65,15 +70,25 @@ class RetrievalSettings:
     to start, it is ``connect_timeout_s``. One that comes later is asked for what is begun later."""
 
     prefixes: Prefixes = "longest"
-    """Which prefixes of the prompt are looked for."""
+    """Which prefixes of the prompt are looked for: see :mod:`kvcs.consumer.prefixes`."""
+
+    octets_per_s: float | None = None
+    """How fast finished Objects come, as the caller has measured it before; what this retrieval
+    measures itself is preferred. Where it is known, of several publications one is chosen that
+    can come before the deadline, if need be of a shorter prefix. None: it is not known."""
 
     eager: bool = False
     """Ask for the ``raw`` tracks of segment 0 together with the manifest: a round trip less to
     the first layer, and wasted if the publication is refused or offers something else. Over one
     connection only."""
 
+    fetch: Fetching = "auto"
+    """Whether past Objects alone are asked for, with FETCH: of segments that the manifest says
+    are complete (``auto``; who refuses is subscribed to), of none (``never``), or of all, which
+    are then not asked for before they are complete (``always``)."""
+
     resubscribe: int = 1
-    """How often a track is subscribed to again that ended before everything came."""
+    """How often a track is asked for again that ended before everything came."""
 
     segments_at_once: int = 32
     """Segments whose tracks are subscribed to at the same time."""
@@ -108,6 +123,10 @@ class RetrievalSettings:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.octets_per_s is not None and not self.octets_per_s > 0:
+            raise ConfigError(f"octets_per_s is {self.octets_per_s}, expected more than 0")
+        if self.fetch not in get_args(Fetching):
+            raise ConfigError(f"fetch is {self.fetch!r}, expected auto, never or always")
         if self.connections > MAX_CONNECTIONS:
             raise ConfigError(
                 f"connections is {self.connections}, expected {MAX_CONNECTIONS} or less"

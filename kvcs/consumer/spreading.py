@@ -103,30 +103,38 @@ def missing_of(share: Share, gaps: Iterable[Gap]) -> Iterator[Rectangle]:
             yield Rectangle(range(gap.first_layer, gap.last_layer + 1), range(start, stop))
 
 
-def first_missing(
+def worth_asking(
     share: Share, gaps: Iterable[Gap], rejected: Iterable[tuple[DataTrack, int, int]]
-) -> Location | None:
-    """Return where something is missing of a share first; None: nowhere.
+) -> Iterator[Rectangle]:
+    """Yield what is missing of a share and may be good.
 
-    Gaps of a layer of which everything has been rejected do not count: they would come as bad
+    Gaps of a layer of which everything has been rejected are left out: they would come as bad
     again.
 
     Args:
         share: What is asked for.
-        gaps: Of its track, by their first layers.
+        gaps: Of its track.
         rejected: Track, layer and block of Objects that failed a check.
     """
-    found: Location | None = None
     bad = {(layer, block) for track, layer, block in rejected if track == share.track}
+    suspect = sorted({layer for layer, _ in bad})
     for part in missing_of(share, gaps):
-        if found is not None and part.layers.start > found.group:
-            break
-        for layer in part.layers:
-            if not all((layer, block) in bad for block in part.blocks):
-                location = Location(layer, part.blocks.start)
-                found = location if found is None else min(found, location)
-                break
-    return found
+        start = part.layers.start
+        for layer in suspect:
+            if layer in part.layers and all((layer, block) in bad for block in part.blocks):
+                if start < layer:
+                    yield Rectangle(range(start, layer), part.blocks)
+                start = layer + 1
+        if start < part.layers.stop:
+            yield Rectangle(range(start, part.layers.stop), part.blocks)
+
+
+def first_missing(
+    share: Share, gaps: Iterable[Gap], rejected: Iterable[tuple[DataTrack, int, int]]
+) -> Location | None:
+    """Return where the first Object is of those that are :func:`worth_asking` for, if any is."""
+    parts = worth_asking(share, gaps, rejected)
+    return min((Location(part.layers.start, part.blocks.start) for part in parts), default=None)
 
 
 def fill_from(first: Location, plan: SegmentPlan | None, layers: int) -> LocationFilter:

@@ -5,7 +5,7 @@ Object before :func:`~kvcs.consumer.examining.examine` has, which is to be had h
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -51,6 +51,10 @@ class Expectations:
     max_data_octets: int = MAX_DATA_OCTETS
     """Limit on Data Length (decision 13)."""
 
+    wanted_blocks: int | None = None
+    """How many of ``block_keys`` are wanted; None: all. Those behind them only confirm segments
+    that go on."""
+
     def __post_init__(self) -> None:
         if self.require_signature and not self.trusted:
             raise ConfigError("signed manifests are required, but no producer's key is trusted")
@@ -76,19 +80,44 @@ class Expectations:
         Raises:
             ConfigError: If a token is not one, or the prompt is shorter than a block.
         """
-        keys = scope_key.block_keys(descriptor, tokens, extra)
+        return cls(scope_key=scope_key, descriptor=descriptor, **others).with_tokens(tokens, extra)
+
+    def with_tokens(
+        self, tokens: Sequence[int] | NDArray[Any], extra: Sequence[bytes] = ()
+    ) -> Self:
+        """Return the same of a prompt; arguments and errors are those of :meth:`of_tokens`."""
+        keys = self.scope_key.block_keys(self.descriptor, tokens, extra)
         if not keys:
             raise ConfigError(
                 f"the prompt has {len(tokens)} tokens, fewer than a block of "
-                f"{descriptor.block_tokens}: there is nothing to retrieve"
+                f"{self.descriptor.block_tokens}: there is nothing to retrieve"
             )
-        return cls(scope_key=scope_key, descriptor=descriptor, block_keys=tuple(keys), **others)
+        return replace(self, block_keys=tuple(keys))
 
     def prefix(self, blocks: int) -> TrackNamespace:
         """Return the namespace prefix of all publications of the first ``blocks`` blocks."""
+        return TrackNamespace((*self.model_prefix.fields, self.block_keys[blocks - 1]))
+
+    @property
+    def model_prefix(self) -> TrackNamespace:
+        """The namespace prefix of all publications of the scope that have this descriptor."""
         compatibility_id = self.scope_key.compatibility_id(self.descriptor)
-        anchor_key = self.block_keys[blocks - 1]
-        return TrackNamespace((PROFILE, self.scope_key.scope_id, compatibility_id, anchor_key))
+        return TrackNamespace((PROFILE, self.scope_key.scope_id, compatibility_id))
+
+    def going_on(self, blocks: int, following: Sequence[bytes]) -> Self:
+        """Return what is expected of a publication that is the prompt's for some blocks only.
+
+        Args:
+            blocks: Blocks, from the first one on, that it has in common with the prompt.
+            following: Block Keys of the publication behind them, from whoever knows them. No
+                trust is placed in these: a segment is used only if they and our own keys
+                together have the digest that its manifest states.
+        """
+        return replace(
+            self,
+            block_keys=(*self.block_keys[:blocks], *following),
+            wanted_blocks=blocks,
+        )
 
     def blocks_of(self, name: PublicationName) -> int | None:
         """Return how many blocks the prefix of a publication has; None if that is not known."""
@@ -96,6 +125,15 @@ class Expectations:
             return self.block_keys.index(name.anchor_key) + 1
         except ValueError:
             return None
+
+    def wanted_of(self, name: PublicationName) -> int | None:
+        """Return how many blocks are wanted of a publication; None if that is not known."""
+        found = (self.blocks_of(name), self.wanted_blocks)
+        return min((blocks for blocks in found if blocks is not None), default=None)
+
+    def known_of(self, name: PublicationName) -> int | None:
+        """Return of how many of its blocks the keys are known; None if of none."""
+        return self.blocks_of(name) or len(self.block_keys) or None
 
 
 def check_manifest(

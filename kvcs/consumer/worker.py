@@ -40,6 +40,7 @@ from kvcs.consumer.errands import (
     Run,
     Silent,
     Stop,
+    TimedOut,
     Wanted,
     pack,
     unpack,
@@ -48,18 +49,19 @@ from kvcs.consumer.events import FailureReason
 from kvcs.consumer.examining import Examined
 from kvcs.consumer.failures import Failure
 from kvcs.consumer.intake import Intake
-from kvcs.consumer.lanes import subscribe, takes_filters
+from kvcs.consumer.lanes import ask, max_ranges
 from kvcs.consumer.sessions import Sessions
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.tasks import Tasks, tasks
 from kvcs.errors import BadObject, ConfigError
+from kvcs.garbage import collected_aside
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.store.shared import SharedPlaces
 from kvcs.telemetry import set_up_logging
 from moqt.aio import MoqtConnection
-from moqt.codepoints import ObjectStatus
+from moqt.codepoints import ObjectStatus, RangeMarkerKind
 from moqt.errors import MoqtError, RequestRejected
-from moqt.session.events import ObjectReceived
+from moqt.session.events import FetchEnded, ObjectReceived, RangeMarked, SubscriptionEnded
 
 
 class Connection:
@@ -87,7 +89,7 @@ class Connection:
         Raises:
             Exception: Whatever an examination raised unexpectedly.
         """
-        self._mouth.say(Dialled(takes_filters(self._conn)))
+        self._mouth.say(Dialled(max_ranges(self._conn)))
         watching = [group.start(self._watch_silence()), group.start(self._watch_leaving())]
         over = group.start(self._conn.wait_closed())
         crash = group.start(self._crashed.wait())
@@ -145,10 +147,12 @@ class Connection:
             self._mouth.report(number, Misplaced(str(exc)))
             return Ended(number, How.STOPPED)
         wanted, entry, descriptor = Wanted(placing.missing), placing.entry(), placing.compat()
-        subscription = await subscribe(self._conn, errand)
+        request = await ask(self._conn, errand)
         self._mouth.say(Accepted(number))
         try:
-            async for item in subscription:
+            async for item in request:
+                if isinstance(item, RangeMarked) and item.kind is RangeMarkerKind.TIMED_OUT:
+                    self._mouth.report(number, TimedOut())
                 if not isinstance(item, ObjectReceived) or item.status is not ObjectStatus.NORMAL:
                     continue
                 layer, block = item.location
@@ -168,14 +172,19 @@ class Connection:
                 await self._intake.keep_bound()
                 await self._mouth.breathe()
         finally:
-            subscription.cancel()
+            request.cancel()
             if self._conn.closed is not None:  # what has come is good
                 await self._intake.down_to(0)
         await self._intake.down_to(0)
-        ended = subscription.ended
-        if ended is None:
-            return Ended(number, How.STOPPED)
-        return Ended(number, How.DONE, int(ended.code), ended.reason)
+        match request.ended:
+            case None:
+                return Ended(number, How.STOPPED)
+            case FetchEnded(complete=True):
+                return Ended(number, How.FETCHED)
+            case FetchEnded(code=code):
+                return Ended(number, How.RESET, int(code or 0))
+            case SubscriptionEnded(code=code, reason=reason):
+                return Ended(number, How.DONE, int(code), reason)
 
     def _judge(
         self,
@@ -331,7 +340,8 @@ class Worker:
 async def _serve(parent: socket.socket) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     try:
-        await Worker(reader, writer).serve()
+        async with collected_aside():
+            await Worker(reader, writer).serve()
     finally:
         writer.close()
 

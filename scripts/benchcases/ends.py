@@ -25,6 +25,8 @@ import uvloop
 
 from benchcases import usage
 from benchcases.environments import CHECKOUT, python_with
+from benchcases.ticking import Ticking
+from kvcs.garbage import collected_aside
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.source import BlockSource, SyntheticSource
@@ -215,6 +217,7 @@ class Role:
 
     def __init__(self, place: Place, **options: Any) -> None:
         self.place = place
+        self._ticking = Ticking()
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Get ready."""
@@ -225,6 +228,14 @@ class Role:
     async def reset_peak(self) -> int:
         usage.reset_peak()
         return usage.resident()
+
+    async def watch(self) -> None:
+        """Look out for pauses of the event loop from now on."""
+        self._ticking.begin()
+
+    async def watched(self) -> dict[str, float]:
+        """Return the longest pause since, see :class:`Ticking`; look no longer."""
+        return self._ticking.end()
 
     async def pid(self) -> int:
         return os.getpid()
@@ -249,7 +260,7 @@ def be_an_end(descriptor: int) -> None:
 
 async def _serve(role: Role, pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
-    async with AsyncExitStack() as stack:
+    async with collected_aside(), AsyncExitStack() as stack:  # as kvcs does
         try:
             await role.start(stack)
             pipe.send((False, None))

@@ -361,14 +361,16 @@ class ConsumerEnd(Role):
         )
         wish = Wish(layers=layers, codecs=(codec,))
         before = await self.reset_peak()
+        self._ticking.begin()
         cpu, began = usage.cpu_s(), time.monotonic()
         async with consume(
             expected, [spec], where, wish=wish, settings=settings, on_event=partial(_note, times)
         ) as retrieval:
             complete = await retrieval.result()
             seconds = time.monotonic() - began
+        stalls = self._ticking.end()
         summary = complete.summary
-        return {
+        return stalls | {
             "seconds": seconds,
             "octets": summary.octets,
             "objects": summary.objects,

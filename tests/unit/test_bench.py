@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ CASES = [
     "memory", "soak-objects", "soak-publications", "slow-consumer", "spread", "relayed-1",
     "relayed-4", "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452",
     "steady-8900", "session", "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls",
-    "relay-added", "lossy", "codec-lossless", "codec-int8", "depot",
+    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot",
 ]  # fmt: skip
 
 #: What is promised of the speed. Each is measured five times, but for the last.
@@ -150,6 +151,22 @@ def test_a_baseline_that_fails_leaves_the_figures_and_its_last_words(tmp_path: P
     assert found["figures"]["mb_per_s"] > 0
     assert found["met"] is None
     assert "no such stack" in found["reason"]
+
+
+async def test_a_loop_that_is_busy_is_seen_to_stand_still(
+    part: Callable[[str], ModuleType],
+) -> None:
+    ticking = part("ticking").Ticking()
+
+    ticking.begin()
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+    found = ticking.end()
+
+    assert found["stall_ms"] > 45
+    assert found["stall_cpu_ms"] > 49
+    assert ticking.end() == found  # it looks no longer
 
 
 @pytest.mark.slow

@@ -75,6 +75,9 @@ class Desk:
             "--connect-timeout-s", "1", "--deadline-s", "5", *changed,
         ]  # fmt: skip
 
+    def fetch(self, *changed: str, prompt: str | None = None, port: int = 9) -> list[str]:
+        return ["fetch", *self.consume(*changed, prompt=prompt, port=port)[1:]]
+
     def without(self, command: list[str], flag: str) -> list[str]:
         at = command.index(flag)
         return command[:at] + command[at + 2 :]

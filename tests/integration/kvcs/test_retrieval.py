@@ -1189,6 +1189,18 @@ async def test_of_several_publications_the_complete_one_is_taken(
     assert of_kind(events, PublicationComplete)[0].publication == whole.name
 
 
+async def test_one_that_is_alone_is_taken_without_waiting_for_others(
+    certificates: CertificateFiles,
+) -> None:
+    one = fill(publication())
+
+    async with loopback(certificates, one) as net:
+        settings = replace(QUICK, settle_s=60, deadline_s=10)
+        events = await run(net.retrieve(settings=settings))
+
+    assert of_kind(events, PublicationComplete)[0].publication == one.name
+
+
 async def test_one_that_is_withdrawn_leaves_the_others(certificates: CertificateFiles) -> None:
     one, other = fill(publication(), [0]), fill(publication(), [0])
 

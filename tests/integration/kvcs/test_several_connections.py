@@ -34,7 +34,7 @@ from moqt.aio import MoqtConnection, QuicSettings, ServerTls
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import ParameterType
 from moqt.session.config import SessionConfig
-from moqt.session.events import SubscribeReceived
+from moqt.session.events import FetchReceived, SubscribeReceived
 from tests.integration.kvcs.desk import Desk, started
 from tests.integration.kvcs.scene import (
     BLOCKS,
@@ -72,7 +72,7 @@ class Asked:
         self.connections: list[MoqtConnection] = []
         self._changed = asyncio.Event()
 
-    def note(self, connection: MoqtConnection, request: SubscribeReceived) -> None:
+    def note(self, connection: MoqtConnection, request: SubscribeReceived | FetchReceived) -> None:
         filters = request.parameters.get(ParameterType.OBJECTID_FILTER, ())
         blocks = range(BLOCKS)
         if filters:
@@ -119,20 +119,21 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Note what producers are asked for."""
-    noted, receive = Asked(), ServingHandler.subscribe_received
-    made = ServingHandler.connection_made
+    noted, made = Asked(), ServingHandler.connection_made
 
-    def noting(
-        handler: ServingHandler, connection: MoqtConnection, request: SubscribeReceived
-    ) -> None:
-        noted.note(connection, request)
-        receive(handler, connection, request)
+    def noting(receive: Callable[..., None]) -> Callable[..., None]:
+        def noted_first(handler: ServingHandler, connection: MoqtConnection, request: Any) -> None:
+            noted.note(connection, request)
+            receive(handler, connection, request)
+
+        return noted_first
 
     def noting_connection(handler: ServingHandler, connection: MoqtConnection) -> None:
         noted.connected(connection)
         made(handler, connection)
 
-    monkeypatch.setattr(ServingHandler, "subscribe_received", noting)
+    for name in ("subscribe_received", "fetch_received"):
+        monkeypatch.setattr(ServingHandler, name, noting(getattr(ServingHandler, name)))
     monkeypatch.setattr(ServingHandler, "connection_made", noting_connection)
     return noted
 

@@ -13,6 +13,7 @@ from moqt.aio import ClientTls, MoqtConnection, QuicSettings, RequestHandler, Se
 from moqt.aio.tls import CertificateFiles
 from moqt.relay.server import Relay, RelayOptions
 from moqt.session.commands import Command, SendStreamData
+from moqt.session.config import SessionConfig
 from moqt.session.events import SubscribeReceived
 from moqt.session.localtrack import LocalTrack
 from tests.integration.kvcs.scene import Scene, on_stage
@@ -43,13 +44,14 @@ async def relaying(
     hops: int = 1,
     options: RelayOptions | None = None,
     quic: QuicSettings | None = None,
+    config: SessionConfig | None = None,
 ) -> AsyncIterator[Stage]:
     """Have so many relays listen, one behind the other."""
     stage = Stage()
     tls = ServerTls(files.certificate_file, files.key_file)
     try:
         for _ in range(hops):
-            relay = await Relay(options, quic=quic).__aenter__()
+            relay = await Relay(options, quic=quic, config=config).__aenter__()
             stage.relays.append(relay)
             _, port = await relay.listen("127.0.0.1", 0, tls=tls)
             if stage.specs:

@@ -222,6 +222,27 @@ def test_gaps_of_a_manifest_that_promises_too_much_cost_nothing() -> None:
     assert len(list(subject.gaps())) == 3
 
 
+def test_what_comes_in_excess_is_no_duplicate_although_it_is_there() -> None:
+    subject = assembler()
+    subject.accept(manifest(0), 0)
+    bring(subject, keys()[0])
+    subject.count_excess()
+
+    summary = subject.summary()
+    assert (summary.objects, summary.unwanted, summary.duplicates) == (1, 1, 0)
+    assert subject.octets == summary.octets == 100
+
+
+def test_a_segment_is_published_when_the_newest_manifest_says_so() -> None:
+    subject = assembler(blocks=2 * BLOCKS)
+    subject.accept(manifest(0, LAYERS), 0)
+    assert not subject.is_published(0)
+    subject.accept(manifest(LAYERS, LAYERS, complete=True, version=1), 1)
+
+    assert subject.is_published(0)
+    assert subject.is_published(1)
+
+
 def test_objects_outside_the_wish_are_counted_and_not_examined() -> None:
     subject = assembler(wish=Wish(layers=range(1, 2), blocks=range(1, 3)))
     subject.accept(manifest(0), 0)

@@ -81,6 +81,43 @@ def test_the_anchor_key_tells_how_many_blocks_a_publication_has() -> None:
     assert expectations().blocks_of(replace(NAME, anchor_key=bytes(32))) is None
 
 
+def test_all_publications_of_a_model_have_a_prefix_in_common_with_that_of_a_prompt() -> None:
+    assert expectations().model_prefix.is_prefix_of(expectations().prefix(2))
+    assert len(expectations().model_prefix.fields) == 3
+
+
+def test_what_is_known_and_what_is_wanted_of_a_publication_are_two_things() -> None:
+    prompt, tail = expectations(), (b"x" * 32, b"y" * 32)
+    longer = prompt.going_on(2, tail)
+    name = replace(NAME, anchor_key=tail[1])
+
+    assert (prompt.wanted_of(NAME), prompt.known_of(NAME)) == (3, 3)
+    assert (prompt.wanted_of(name), prompt.known_of(name)) == (None, 3)
+    assert (longer.wanted_of(name), longer.known_of(name)) == (2, 4)
+    nothing = Expectations(scope_key=SCOPE, descriptor=COMPAT)
+    assert (nothing.wanted_of(NAME), nothing.known_of(NAME)) == (None, None)
+
+
+def test_a_longer_publication_is_confirmed_by_our_keys_and_the_ones_that_follow() -> None:
+    tail = (b"x" * 32, b"y" * 32)
+    chain = (*KEYS[:2], *tail)
+    name = replace(NAME, anchor_key=tail[1])
+    manifest = replace(
+        MANIFEST_0,
+        segments=(replace(ENTRY, blocks=4, block_keys_sha256=block_keys_sha256(chain)),),
+        anchor=tail[1],
+    )
+
+    assert check(manifest, name=name, expected=expectations().going_on(2, tail)) == manifest
+    with pytest.raises(BadManifest, match="other tokens"):
+        check(manifest, name=name, expected=expectations().going_on(2, (tail[0], bytes(32))))
+    # By where it ends the name says that the segment goes beyond what is known of it.
+    assert expectations().going_on(2, (tail[1], tail[0])).known_of(name) == 3 < 4
+    other = Expectations.of_tokens(SCOPE, COMPAT, [9, *TOKENS[1:]])
+    with pytest.raises(BadManifest, match="other tokens"):
+        check(manifest, name=name, expected=other.going_on(2, tail))
+
+
 def test_a_prompt_without_a_whole_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="3 tokens, fewer than a block of 4"):
         Expectations.of_tokens(SCOPE, COMPAT, [1, 2, 3])

@@ -29,6 +29,7 @@ from kvcs.consumer.errands import (
     Run,
     Silent,
     Stop,
+    TimedOut,
     Wanted,
     pack,
     unpack,
@@ -69,7 +70,7 @@ PLACING = Placing(
 )
 ERRAND = Errand(
     track=FullTrackName(TrackNamespace((b"kvcs-1", b"scope")), b"v.raw.s3"),
-    fill=LocationFilter.group_end(1, 2, 3),
+    past=LocationFilter.group_end(1, 2, 3),
     range_filters=(RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((2, 4),)),),
     timeout_s=5.0,
     placing=PLACING,
@@ -91,7 +92,7 @@ ERRAND = Errand(
         Ping(),
         Ready(),
         Pong(),
-        Dialled(True),
+        Dialled(16),
         NotDialled(Failure(FailureReason.UNREACHABLE, "nobody listens", again=True)),
         Silent(True),
         Leaving(),
@@ -104,6 +105,7 @@ ERRAND = Errand(
                 Bad(1, 3, Rejection.DIGEST, "found and expected"),
                 Dropped(0, 0),
                 Misplaced("no room"),
+                TimedOut(),
             ),
         ),
         *(Ended(4, how, 3, "why") for how in How),

@@ -14,6 +14,9 @@ from kvcs.errors import ConfigError
         ({"connections": 2, "eager": True}, "connections is 2 and processes False, expected 1"),
         ({"processes": True, "eager": True}, "connections is 1 and processes True, expected 1"),
         ({"spread_wait_s": -1.0}, "spread_wait_s is -1.0, expected 0 or more"),
+        ({"fetch": "often"}, "fetch is 'often', expected auto, never or always"),
+        ({"octets_per_s": 0.0}, "octets_per_s is 0.0, expected more than 0"),
+        ({"octets_per_s": float("nan")}, "octets_per_s is nan, expected more than 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_what_was_expected(

@@ -14,6 +14,7 @@ from kvcs.consumer.spreading import (
     first_missing,
     missing_of,
     not_asked_for,
+    worth_asking,
 )
 from kvcs.profile.naming import DataTrack
 from moqt.location import Location
@@ -163,6 +164,27 @@ def test_a_share_is_asked_for_from_the_first_object_that_is_missing_and_may_be_g
         assert found in mine
         assert found <= min(hopeful)
         assert found.group == min(hopeful)[0]
+
+
+@given(places, places, shares)
+def test_what_is_worth_asking_for_is_all_that_is_missing_but_layers_that_came_bad(
+    missing: set[tuple[int, int]], rejected: set[tuple[int, int]], share: Share
+) -> None:
+    parts = worth_asking(share, gaps_of(missing), [(K, *place) for place in rejected])
+
+    found = [(x, y) for part in parts for x in part.layers for y in part.blocks]
+    mine = {place for place in missing if share.blocks is None or place[1] in share.blocks}
+    assert sorted(found) == sorted(mine - rejected)
+
+
+def test_a_layer_of_which_not_all_came_bad_is_asked_for_whole() -> None:
+    gap = Gap(segment=0, track=K, first_layer=1, last_layer=4, first_block=0, last_block=1)
+    rejected = [(K, 2, 0), (K, 2, 1), (K, 3, 0), (V, 4, 0), (V, 4, 1)]
+
+    parts = list(worth_asking(Share(K, None), [gap], rejected))
+
+    assert [part.layers for part in parts] == [range(1, 2), range(3, 5)]
+    assert {part.blocks for part in parts} == {range(2)}
 
 
 def test_objects_of_another_track_that_were_rejected_do_not_count() -> None:
