@@ -39,6 +39,9 @@ read or written. One that its producer did not finish is served as far as it goe
 end. On SIGHUP, certificate and key are read again, for those who connect from then on.
 """
 
+#: Seconds between lines about what changes.
+_PAUSE_S = 0.5
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of this subcommand."""
@@ -92,20 +95,31 @@ async def run(args: Namespace) -> int:
 
 
 async def _tell_changes(store: Store, output: Output, stopping: asyncio.Event) -> None:
-    """Tell what is kept and what is gone, until stopped."""
-    known = {h.name: h.finished for h in store.depot.shelf}
-    waiting = asyncio.create_task(stopping.wait())
+    """Tell what is being kept, what is kept and what is gone, until stopped."""
+    known = {holding.name: _state(holding) for holding in store.depot.shelf}
+    stop, seen = asyncio.create_task(stopping.wait()), 0
     while not stopping.is_set():
-        changed = asyncio.create_task(store.depot.wait_changed())
-        await asyncio.wait({waiting, changed}, return_when=asyncio.FIRST_COMPLETED)
+        changed = asyncio.create_task(store.depot.wait_changed(seen))
+        await asyncio.wait({stop, changed}, return_when=asyncio.FIRST_COMPLETED)
+        if changed.done():
+            seen = changed.result()
         changed.cancel()
-        held = {h.name: h for h in store.depot.shelf}
+        held = {holding.name: holding for holding in store.depot.shelf}
         for name in known.keys() - held.keys():
             output.tell("publication-gone", publication=name.publication_id.hex())
         for name, holding in held.items():
-            if holding.finished and not known.get(name):
+            finished, objects = known.get(name, (False, 0))
+            if holding.finished and not finished:
                 output.tell("publication-kept", **_shown(holding))
-        known = {name: holding.finished for name, holding in held.items()}
+            elif holding.objects > objects and not holding.finished:
+                output.tell("publication-progress", **_shown(holding))
+        known = {name: _state(holding) for name, holding in held.items()}
+        # What changes meanwhile is told together.
+        await asyncio.wait({stop}, timeout=_PAUSE_S)
+
+
+def _state(holding: Holding) -> tuple[bool, int]:
+    return holding.finished, holding.objects
 
 
 def _shown(holding: Holding) -> dict[str, object]:

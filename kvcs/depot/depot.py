@@ -117,6 +117,7 @@ class Depot:
         self._waiting: list[_Waiting] = []
         self._has_waiting = asyncio.Event()
         self._changed = asyncio.Event()
+        self._changes = 0
         self._pauses = 0
         self._collects = True
         self._is_full = False
@@ -141,10 +142,19 @@ class Depot:
         """
         return name in self._told
 
-    async def wait_changed(self) -> None:
-        """Return when what is held has changed: begun, brought to its end, dropped, damaged."""
-        self._changed.clear()
-        await self._changed.wait()
+    async def wait_changed(self, seen: int) -> int:
+        """Return once what is held has changed: begun, grown, whole, dropped, damaged.
+
+        Args:
+            seen: The last change that was seen, as returned here; 0 for none.
+
+        Returns:
+            The number of the last change.
+        """
+        while self._changes == seen:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._changes
 
     async def contents(
         self, name: PublicationName
@@ -228,7 +238,7 @@ class Depot:
             self.shelf.put(holding)
         holding.is_written = True
         self._use(holding)
-        self._changed.set()
+        self._note_change()
         return holding
 
     async def keep(
@@ -275,6 +285,7 @@ class Depot:
                 return
             holding.kept_at = self._clock()
             self._use(holding)
+            self._note_change()
             self._images.pop(name, None)  # whoever asks from now on is served with more
             self.counters.add(Counter.OBJECTS_KEPT, len(items))
             self.counters.add(Counter.OCTETS_KEPT, octets)
@@ -298,7 +309,7 @@ class Depot:
         holding.finished, holding.ended, holding.damaged = True, ended, False
         self._images.pop(name, None)
         self._tell_of(holding)
-        self._changed.set()
+        self._note_change()
         if not is_new:
             return
         self.counters.add(Counter.PUBLICATIONS_KEPT)
@@ -315,7 +326,7 @@ class Depot:
         if holding is None:
             return
         holding.is_written = False
-        self._changed.set()
+        self._note_change()
         if holding.objects:
             self._tell_of(holding)
         else:
@@ -366,6 +377,10 @@ class Depot:
             raise NotFound(f"{name} is not held here")
         return holding
 
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._changed.set()
+
     def _use(self, holding: Holding) -> None:
         """Note that a publication is used: read, or written to."""
         self.shelf.touch(holding, self._clock())
@@ -392,7 +407,7 @@ class Depot:
     def _let_go(self, holding: Holding, event: LogEvent, **more: str) -> None:
         name = holding.name
         self.shelf.remove(name)
-        self._changed.set()
+        self._note_change()
         self._used.discard(holding)
         if name in self._told:
             self._told.discard(name)
@@ -547,7 +562,7 @@ class Depot:
             location=str(obj.location),
         )
         holding.damaged = True
-        self._changed.set()
+        self._note_change()
         self.shelf.grow(holding, -obj.length, -1)
         forgetting = asyncio.get_running_loop().run_in_executor(
             self._writer, self._archive.forget, holding.number, track.name, obj.location, obj.length

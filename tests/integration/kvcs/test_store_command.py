@@ -14,6 +14,7 @@ from kvcs.profile.naming import PublicationName
 from moqt.aio import ClientTls
 from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import (
+    BLOCKS,
     PATIENCE_S,
     QUICK,
     CountingSink,
@@ -67,6 +68,34 @@ async def test_what_a_producer_left_is_kept_listed_and_served_by_the_next_proces
     assert kept["publication"] == while_it_runs.name.publication_id.hex()
     assert (kept["state"], kept["octets"]) == ("whole", finished["octets"])
     assert (while_it_runs.finished, while_it_runs.octets) == (True, finished["octets"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 3])
+async def test_one_that_is_killed_while_a_cache_is_made_has_all_of_it_in_the_end(
+    desk: Desk, after: int
+) -> None:
+    produce = desk.produce("--json", "--drain-s", "0", "--layer-interval-ms", "400")
+    async with started([*produce, "--after-sessions", "1"]) as producer:
+        port = (await event_of(producer, "listening"))["port"]
+        command = store(desk, "--connect", f"moqt://127.0.0.1:{port}/")
+        async with started(command) as first:
+            await event_of(first, "listening")
+            while (await event_of(first, "publication-progress"))["objects"] < after * 2 * BLOCKS:
+                pass
+            first.kill()
+            await first.wait()
+        [left] = listing(Path(desk["kept"]))
+        async with started(command) as second:
+            assert (await event_of(second, "opened"))["octets"] > 0
+            kept = await event_of(second, "publication-kept")
+            finished = await event_of(producer, "publication-finished")
+            assert await stopped(second) == 0
+        await stopped(producer)
+
+    assert not left.finished
+    assert left.name.publication_id.hex() == kept["publication"] == finished["publication"]
+    assert kept["octets"] == finished["octets"]
 
 
 def test_a_folder_in_use_is_refused_in_one_line(

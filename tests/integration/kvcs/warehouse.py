@@ -40,9 +40,10 @@ class Warehouse:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Return when something is true of what is held."""
+        seen = 0
         async with asyncio.timeout(PATIENCE_S):
             while not true():
-                await self.store.depot.wait_changed()
+                seen = await self.store.depot.wait_changed(seen)
 
     async def contents(self, name: PublicationName) -> Contents:
         """Return everything that is held of a publication, read and checked."""

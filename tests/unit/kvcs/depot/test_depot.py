@@ -182,8 +182,9 @@ async def test_what_nobody_finishes_goes_in_time_and_what_is_finished_stays(
         await kept(depot, name(2))
     clock.now += 50
     async with opened(tmp_path, clock=clock, partial_s=40.0) as depot:
+        seen = 0
         while depot.holding(name(1)) is not None:
-            await depot.wait_changed()
+            seen = await depot.wait_changed(seen)
 
         assert [held.name for held in depot.shelf] == [name(2)]
         assert depot.counters[Counter.PUBLICATIONS_EXPIRED] == 1
