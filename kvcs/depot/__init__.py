@@ -1,5 +1,5 @@
 """A store on disk: publications of others, kept as they came and published again (decision 15).
 
 Pure, or plain files: ``records``, ``shelf``, ``stock``, ``archive``, ``images``. Shell: ``depot``,
-``loading``, ``handler``, ``keeping``, ``following``, ``daemon``.
+``gallery``, ``loading``, ``handler``, ``keeping``, ``following``, ``daemon``.
 """

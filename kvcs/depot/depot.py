@@ -6,13 +6,10 @@ all that is served here, one of what is held whole, for relays.
 """
 
 import asyncio
-import gc
 import os
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -21,8 +18,8 @@ from typing import NamedTuple, Self, TypeVar
 import structlog
 
 from kvcs.depot.archive import Archive, Batch, DiskFullError
+from kvcs.depot.gallery import Gallery
 from kvcs.depot.images import Image, ShelvedTrack
-from kvcs.depot.loading import Loader
 from kvcs.depot.records import Entry, Item, TrackNote
 from kvcs.depot.shelf import Holding, Shelf
 from kvcs.errors import KvcsError, NotFound
@@ -39,9 +36,8 @@ T = TypeVar("T")
 FREE_AGAIN_OCTETS = 64 << 20
 #: Threads that read and check.
 _READERS = 2
-#: Images in memory at most, and the part of the memory that they may take.
-_MAX_IMAGES = 256
-_IMAGES_SHARE = 4
+#: Publications that went for want of room and are remembered.
+_MAX_EVICTED = 16_384
 #: Seconds between looks at what is too old, and at what was used.
 _HOUSEKEEPING_S = 10.0
 
@@ -82,6 +78,7 @@ class Depot:
         served: The namespaces of what is served here.
         whole: The namespaces of what is held whole.
         counters: As given, or new.
+        gallery: What is in memory, from the beginning of the block on.
 
     Raises:
         ConfigError: If the folder cannot be used.
@@ -108,18 +105,15 @@ class Depot:
         self._archive = Archive(folder)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvcs-write")
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="kvcs-read")
-        self._images: OrderedDict[PublicationName, Image] = OrderedDict()
-        self._making: dict[PublicationName, asyncio.Task[Image]] = {}
+        self._evicted: dict[PublicationName, None] = {}  # the first of them first
         self._told: set[PublicationName] = set()  # in ``served``
         self._told_whole: set[PublicationName] = set()
-        self._loader: Loader | None = None
+        self._lost: set[tuple[int, bytes, Location]] = set()  # damaged, by number
         self._used: set[Holding] = set()
         self._waiting: list[_Waiting] = []
         self._has_waiting = asyncio.Event()
         self._changed = asyncio.Event()
         self._changes = 0
-        self._pauses = 0
-        self._collects = True
         self._is_full = False
         self._failure: BaseException | None = None
         for holding in self._archive.holdings():
@@ -141,6 +135,13 @@ class Depot:
         What is live is better asked for where it comes from.
         """
         return name in self._told
+
+    def was_evicted(self, name: PublicationName) -> bool:
+        """Whether a publication had to go for want of room, since this process began.
+
+        To bring it again because it is still announced would drive out what is used more.
+        """
+        return name in self._evicted
 
     async def wait_changed(self, seen: int) -> int:
         """Return once what is held has changed: begun, grown, whole, dropped, damaged.
@@ -204,16 +205,7 @@ class Depot:
         """
         holding = self._known(name)
         self._use(holding)
-        image = self._images.get(name)
-        if image is not None:
-            self._images.move_to_end(name)
-            return image
-        making = self._making.get(name)
-        if making is None:
-            making = self._making[name] = asyncio.ensure_future(self._make_image(holding))
-            making.add_done_callback(lambda _: self._making.pop(name, None))
-        # Whoever asks may give up; others may wait for the same.
-        return await asyncio.shield(making)
+        return await self.gallery.image(holding)
 
     def reading(self, name: PublicationName, change: int) -> None:
         """Count requests that are served from a publication: +1 for a new one, -1 at its end."""
@@ -237,6 +229,7 @@ class Depot:
             holding = Holding(name, number, kept_at=now, used_at=now)
             self.shelf.put(holding)
         holding.is_written = True
+        self._evicted.pop(name, None)
         self._use(holding)
         self._note_change()
         return holding
@@ -275,6 +268,9 @@ class Depot:
             )
         self.shelf.grow(holding, octets, len(items))
         for victim in victims:
+            self._evicted[victim.name] = None
+            if len(self._evicted) > _MAX_EVICTED:
+                del self._evicted[next(iter(self._evicted))]
             self.counters.add(Counter.PUBLICATIONS_EVICTED)
             self._let_go(victim, LogEvent.PUBLICATION_EVICTED)
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -286,7 +282,7 @@ class Depot:
             holding.kept_at = self._clock()
             self._use(holding)
             self._note_change()
-            self._images.pop(name, None)  # whoever asks from now on is served with more
+            self.gallery.outdated(name)  # whoever asks from now on is served with more
             self.counters.add(Counter.OBJECTS_KEPT, len(items))
             self.counters.add(Counter.OCTETS_KEPT, octets)
 
@@ -307,7 +303,8 @@ class Depot:
         await self._write(lambda: self._archive.finish(holding.number, ended=ended))
         is_new = not holding.finished or holding.damaged
         holding.finished, holding.ended, holding.damaged = True, ended, False
-        self._images.pop(name, None)
+        self.gallery.outdated(name)
+        self._lost = {lost for lost in self._lost if lost[0] != holding.number}
         self._tell_of(holding)
         self._note_change()
         if not is_new:
@@ -341,10 +338,11 @@ class Depot:
     # -- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._loader = Loader(
+        self.gallery = Gallery(
+            lambda number: self._write(lambda: self._contents(number)),
             self._archive.read,
             self._pool,
-            self._memory_octets * (_IMAGES_SHARE - 1) // _IMAGES_SHARE,
+            self._memory_octets,
             damaged=self._found_damaged,
             failed=self._read_failed,
         )
@@ -357,9 +355,9 @@ class Depot:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for task in (*self._tasks, *self._making.values()):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._making.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self.gallery.close(), return_exceptions=True)
         for waiting in self._waiting:
             waiting.kept.cancel()
         if self._failure is None:
@@ -415,7 +413,7 @@ class Depot:
         if name in self._told_whole:
             self._told_whole.discard(name)
             self.whole.remove(name.namespace)
-        self._forget_image(name)
+        self.gallery.forget(name)
         log.info(event, publication=str(name), octets=holding.octets, **more)
         # In the order of what is written: nothing that comes after it is for this one.
         dropping = asyncio.get_running_loop().run_in_executor(
@@ -485,67 +483,7 @@ class Depot:
             except (DiskFullError, OSError) as exc:  # an order that is a little wrong harms nobody
                 log.warning(LogEvent.STORE_FAILED, error=str(exc))
 
-    # -- images ----------------------------------------------------------------------------------
-
-    async def _make_image(self, holding: Holding) -> Image:
-        seen = holding.objects, holding.finished
-        with self._collections_paused():
-            image = await self._made_of_index(holding)
-        # What was kept or lost meanwhile is for the next one.
-        if self.shelf.get(holding.name) is holding and seen == (holding.objects, holding.finished):
-            self._images[holding.name] = image
-            self._make_room_for_images(holding.name)
-        return image
-
-    @contextmanager
-    def _collections_paused(self) -> Iterator[None]:
-        """Have nothing look for cyclic garbage meanwhile.
-
-        An image is many small objects at a time, and none of them garbage. Each look at all there
-        is, of several, would hold the interpreter's lock, and with it the event loop, for longer
-        than the image takes.
-        """
-        if not self._pauses:
-            self._collects = gc.isenabled()
-        self._pauses += 1
-        gc.disable()
-        try:
-            yield
-        finally:
-            self._pauses -= 1
-            if self._collects and not self._pauses:
-                gc.enable()
-
-    async def _made_of_index(self, holding: Holding) -> Image:
-        notes, entries = await self._write(lambda: self._contents(holding.number))
-        loader = self._loader
-        assert loader is not None, "the depot was entered"
-
-        def make() -> Image:
-            return Image(
-                {
-                    name: ShelvedTrack(holding, name, note, entries[name], loader.wanted)
-                    for name, note in notes.items()
-                }
-            )
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, make)
-
-    def _make_room_for_images(self, newest: PublicationName) -> None:
-        limit = self._memory_octets // _IMAGES_SHARE
-        for name in list(self._images):
-            used = sum(image.octets for image in self._images.values())
-            if used <= limit and len(self._images) <= _MAX_IMAGES:
-                return
-            holding = self.shelf.get(name)
-            if name != newest and (holding is None or not holding.readers):
-                self._forget_image(name)
-
-    def _forget_image(self, name: PublicationName) -> None:
-        image = self._images.pop(name, None)
-        if image is not None and self._loader is not None:
-            for track in image.tracks.values():
-                self._loader.let_go(track)
+    # -- damage ----------------------------------------------------------------------------------
 
     def _found_damaged(self, track: ShelvedTrack, obj: DeferredObject) -> None:
         holding = next((h for h in self.shelf if h.number == track.number), None)
@@ -554,6 +492,11 @@ class Depot:
 
     def _damaged(self, holding: Holding, track: ShelvedTrack, obj: DeferredObject) -> None:
         """Drop an Object that is not what it was when it was kept."""
+        lost = holding.number, track.name, obj.location
+        if lost in self._lost:
+            return  # another image has it, too
+        self._lost.add(lost)
+        self.gallery.outdated(holding.name)
         self.counters.add(Counter.OBJECTS_DAMAGED)
         log.error(
             LogEvent.OBJECT_DAMAGED,

@@ -98,7 +98,7 @@ class Following:
         holding = self.depot.holding(name)
         if holding is not None and holding.ended and not holding.damaged:
             return
-        if name in self._refused:
+        if name in self._refused or self.depot.was_evicted(name):
             return
         if name not in self._announced and len(self._announced) >= MAX_ANNOUNCED:
             return

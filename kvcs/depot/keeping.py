@@ -229,6 +229,8 @@ class Keeper:
                 raise _Stop(
                     Outcome.PARTIAL, "the connection was lost" if lost else "not all of it came"
                 )
+            if (track := self._given_up()) is not None:
+                raise _Stop(Outcome.PARTIAL, f"not all of {track} can be had")
             left = self._progress_at + self._terms.stall_s - self._loop.time()
             if left <= 0:
                 raise _Stop(
@@ -296,8 +298,10 @@ class Keeper:
                         digest,
                     )
                 )
+                self._came_octets += len(item.payload)
                 self._gathered.set()
                 self._wake.set()
+                await self._keep_bound()
         except BadManifest as exc:
             # Who brings the rest may lie. What is held came with manifests that were good.
             outcome = Outcome.PARTIAL if self._is_resumed else Outcome.REFUSED
@@ -365,12 +369,32 @@ class Keeper:
             self._attempts[track] = self._attempts.get(track, 0) + 1
             self._readers[track] = group.start(self._read(track, first))
 
+    def _given_up(self) -> DataTrack | None:
+        """Return a track of which something is missing and that is not asked for any more."""
+        if self._has_gathered:
+            return None
+        for track, attempts in self._attempts.items():
+            if (
+                attempts >= _ATTEMPTS
+                and self._readers[track].done()
+                and self._stock.first_missing(track) is not None
+            ):
+                return track
+        return None
+
+    def _fill(self, track: DataTrack, first: Location) -> LocationFilter:
+        """Return what is asked for of the past of a track: up to the last that is missing."""
+        manifest, last = self._stock.manifest, self._stock.last_missing_layer(track)
+        if manifest is None or last is None or last == manifest.layers - 1:
+            return LocationFilter.absolute_start(*first)
+        return LocationFilter.group_end(*first, last)
+
     async def _read(self, track: DataTrack, first: Location) -> None:
         try:
             subscription = await self._conn.subscribe(
                 self._name.track(track),
                 location_filter=LocationFilter.NEXT_OBJECT,
-                fill=LocationFilter.absolute_start(*first),
+                fill=self._fill(track, first),
                 priority=_DATA_PRIORITY,
                 timeout_s=self._terms.request_timeout_s,
             )
@@ -405,6 +429,10 @@ class Keeper:
         )
         self._came_octets += len(item.payload)
         self._gathered.set()
+        await self._keep_bound()
+
+    async def _keep_bound(self) -> None:
+        """Wait while too much is gathered."""
         while self._came_octets > _GATHERED_OCTETS:
             self._room.clear()
             await self._room.wait()

@@ -118,12 +118,23 @@ class Stock:
         entry, manifest = self.entry_of(track), self.manifest
         if entry is None or manifest is None:
             return None
-        whole, held = (1 << entry.blocks) - 1, self._held.get(track, {})
         for layer in range(manifest.layers):
-            missing = whole & ~held.get(layer, 0)
+            missing = self._missing(track, entry, layer)
             if missing:
                 return Location(layer, (missing & -missing).bit_length() - 1)
         return None
+
+    def last_missing_layer(self, track: DataTrack) -> int | None:
+        """Return the last layer of which something is promised and not held."""
+        entry, manifest = self.entry_of(track), self.manifest
+        if entry is None or manifest is None:
+            return None
+        layers = reversed(range(manifest.layers))
+        return next((layer for layer in layers if self._missing(track, entry, layer)), None)
+
+    def _missing(self, track: DataTrack, entry: SegmentEntry, layer: int) -> int:
+        """Return a bit for each block of a layer that is missing."""
+        return ((1 << entry.blocks) - 1) & ~self._held.get(track, {}).get(layer, 0)
 
     @property
     def is_complete(self) -> bool:

@@ -80,6 +80,7 @@ SHELL = (
     "kvcs.depot.daemon",
     "kvcs.depot.depot",
     "kvcs.depot.following",
+    "kvcs.depot.gallery",
     "kvcs.depot.handler",
     "kvcs.depot.keeping",
     "kvcs.depot.loading",

@@ -29,6 +29,7 @@ from moqt.errors import RequestRejected
 from moqt.location import Location
 from moqt.names import TrackNamespace
 from moqt.session.events import NamespaceAppeared
+from moqt.wire.filters import LocationFilter
 from tests.integration.kvcs.scene import (
     BLOCKS,
     COMPAT,
@@ -319,6 +320,26 @@ async def test_the_least_recently_used_goes_when_the_budget_is_used_up(
         assert len(list((tmp_path / "store" / "objects").iterdir())) <= 3
 
 
+async def test_what_went_for_want_of_room_does_not_come_back_because_it_is_announced_again(
+    certificates: CertificateFiles, tmp_path: Path
+) -> None:
+    async with (
+        warehouse(tmp_path / "store", certificates, budget_octets=2 * cost()) as depot,
+        on_stage(certificates) as scene,
+    ):
+        depot.follow(scene.spec)
+        names = []
+        for count in range(3):
+            names.append((await filled(scene.open())).name)
+            await depot.kept(count + 1)
+        scene.producer._servers[0].connections[0]._transport.close(0, "")
+        await depot.counters.reached(Counter.RELAY_CONNECTS, 2)
+        names.append((await filled(scene.open())).name)  # announced after the others
+        await depot.kept(4)
+
+        assert {held.name for held in depot.store.depot.shelf} == set(names[2:])
+
+
 async def test_what_is_being_read_does_not_go_and_what_does_not_fit_is_left(
     certificates: CertificateFiles, tmp_path: Path
 ) -> None:
@@ -547,6 +568,37 @@ async def test_a_full_disk_loses_nothing_and_is_written_to_again_when_there_is_r
         assert await depot.contents(second.name) == published(second)
 
 
+async def test_of_a_track_that_lacks_one_object_only_its_layer_is_asked_for_again(
+    certificates: CertificateFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[LocationFilter] = []
+    fill_of = keeping.Keeper._fill
+
+    def noting(*arguments: Any) -> LocationFilter:
+        asked.append(fill_of(*arguments))
+        return asked[-1]
+
+    monkeypatch.setattr(keeping.Keeper, "_fill", noting)
+    async with (
+        warehouse(tmp_path / "store", certificates) as depot,
+        on_stage(certificates) as scene,
+    ):
+        publication = await filled(scene.open())
+        good = published(publication)[b"k.raw.s0", Location(3, 2)]
+        corrupt(publication, "k.raw.s0", 3, 2, flip(-1))
+        depot.follow(scene.spec)
+        await depot.counters.reached(Counter.OBJECTS_REJECTED, 2)
+        await depot.counters.reached(Counter.OBJECTS_REJECTED, 3)
+        corrupt(publication, "k.raw.s0", 3, 2, flip(-1))
+        await depot.kept()
+
+        assert (await depot.contents(publication.name))[b"k.raw.s0", Location(3, 2)] == good
+    everything, one = LocationFilter.absolute_start(0, 0), LocationFilter.group_end(3, 2, 3)
+    assert asked[:2] == [everything] * 2
+    assert len(asked) >= 4
+    assert set(asked[2:]) == {one}
+
+
 # -- requests ------------------------------------------------------------------------------------
 
 
@@ -632,9 +684,8 @@ async def test_payloads_stay_within_the_memory_that_is_given(
         await filled(scene.open())
         await depot.kept()
         await asyncio.gather(*(retrieved(depot.spec) for _ in range(4)))
-        loader = depot.store.depot._loader
+        loader = depot.store.depot.gallery.loader
 
-    assert loader is not None
     assert loader.loaded <= room
 
 

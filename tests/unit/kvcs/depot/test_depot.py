@@ -169,7 +169,7 @@ async def test_images_go_when_there_are_too_many_but_not_those_that_are_read(
         for number in (1, 2, 3):
             await depot.image(name(number))
 
-        assert set(depot._images) == {name(0), name(3)}
+        assert depot.gallery.names == {name(0), name(3)}
         assert await depot.image(name(0)) is first
 
 

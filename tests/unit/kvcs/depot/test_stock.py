@@ -84,6 +84,7 @@ def test_it_is_complete_with_the_last_object_and_not_before(
         assert not stock.is_complete
         missing = [p for t, p in order[index:] if t == track]
         assert stock.first_missing(track) == min(missing)
+        assert stock.last_missing_layer(track) == max(missing).group
         hold(stock, track, place)
         assert not stock.wants(track, place)
     for version in [n + 1 for n, when in enumerate(at) if when == len(order)]:
@@ -91,6 +92,7 @@ def test_it_is_complete_with_the_last_object_and_not_before(
 
     assert stock.is_complete
     assert stock.first_missing(K) is None
+    assert stock.last_missing_layer(K) is None
 
 
 def test_all_that_is_listed_may_be_held_and_more_come() -> None:
