@@ -13,7 +13,7 @@ from kvcs.config import StoreSettings
 from kvcs.depot.depot import Depot
 from kvcs.depot.following import Following, Upstream
 from kvcs.depot.handler import DepotHandler
-from kvcs.depot.keeping import Terms
+from kvcs.depot.terms import Terms
 from kvcs.errors import ConfigError
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.keys import ScopeKey

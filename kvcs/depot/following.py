@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from kvcs.depot.depot import Depot
-from kvcs.depot.keeping import Keeper, Outcome, Terms
+from kvcs.depot.keeping import Keeper, Outcome
+from kvcs.depot.terms import Terms
 from kvcs.errors import BadName
 from kvcs.link import SILENCE_S, Backoff, why_not_there
 from kvcs.profile.naming import PublicationName

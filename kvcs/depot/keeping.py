@@ -8,7 +8,6 @@ examined in a thread, written and synced together, and only then counted as held
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from hashlib import sha256
@@ -17,19 +16,16 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from kvcs.consumer.tasks import Tasks, set_within, tasks
-from kvcs.depot.archive import MAX_GROUP_ID, DiskFullError
+from kvcs.depot.archive import DiskFullError
 from kvcs.depot.depot import Depot, NoRoomError
 from kvcs.depot.records import MANIFESTS, DeclaredCodecs, Item, TrackNote, examine
 from kvcs.depot.stock import Stock
+from kvcs.depot.terms import Terms
 from kvcs.errors import BadManifest, BadObject, NotFound
 from kvcs.kvsp.codecs import CodecRegistry
-from kvcs.kvsp.keys import ScopeKey
-from kvcs.kvsp.standard import standard_codecs
 from kvcs.profile.ending import End
-from kvcs.profile.manifest import DEFAULT_LIMITS, Manifest, ManifestLimits
+from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack, PublicationName
-from kvcs.profile.payload import MAX_DATA_OCTETS
-from kvcs.profile.signing import PublicKey, read_unverified, verify_manifest
 from kvcs.telemetry import Counter, LogEvent
 from moqt.aio import MoqtConnection, Subscription
 from moqt.codepoints import ObjectStatus, RequestErrorCode
@@ -52,25 +48,6 @@ _GATHER_S = 0.01
 _ATTEMPTS = 2
 #: Objects of a publication that may fail a check until it is left alone.
 _MAX_REJECTED = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What is taken, and how patiently."""
-
-    scope_key: ScopeKey
-    trusted: Mapping[bytes, PublicKey] = field(default_factory=dict, repr=False)
-    """Public keys of producers. If there are any, a signed manifest must be by one of them."""
-
-    require_signature: bool = False
-    """Take no plain manifest."""
-
-    codecs: CodecRegistry = field(default_factory=standard_codecs)
-    limits: ManifestLimits = DEFAULT_LIMITS
-    max_data_octets: int = MAX_DATA_OCTETS
-    request_timeout_s: float = 10.0
-    stall_s: float = 600.0
-    """Seconds without anything new until a publication is left alone."""
 
 
 class Outcome(Enum):
@@ -323,30 +300,13 @@ class Keeper:
     async def _read_manifest(
         self, track: bytes, payload: bytes, version: int
     ) -> tuple[Manifest, bytes]:
-        """Check a version of the manifest as far as one can who knows no prompt.
-
-        Returns:
-            The manifest, and the SHA-256 over its payload.
-        """
-        terms, name = self._terms, self._name
-        if version > MAX_GROUP_ID:
-            raise BadManifest(f"manifest in Group {version}, limit {MAX_GROUP_ID}")
-
-        def read() -> tuple[Manifest, bytes]:
-            text = payload
-            if track == MANIFEST_COSE:
-                # Whoever uses it knows whom to believe. Without keys that is left to them.
-                text = (
-                    verify_manifest(payload, terms.trusted, terms.limits)
-                    if terms.trusted
-                    else read_unverified(payload, terms.limits).text
-                )
-            manifest = Manifest.from_json(text, terms.limits)
-            manifest.check_identity(name, version)
-            manifest.check_compatibility(terms.scope_key, name.compatibility_id)
-            return manifest, sha256(payload).digest()
-
-        return await self._in_thread(read)
+        """Check a version of the manifest; return it, and the SHA-256 over its payload."""
+        return await self._in_thread(
+            lambda: (
+                self._terms.read_manifest(track, payload, self._name, version),
+                sha256(payload).digest(),
+            )
+        )
 
     def _accept(self, manifest: Manifest, version: int) -> None:
         if self._stock.accept(manifest, version):
