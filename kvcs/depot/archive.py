@@ -26,11 +26,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from kvcs.depot.records import Entry, Item, TrackNote, is_intact
+from kvcs.depot.records import SEAL_OCTETS, Entry, Item, TrackNote, is_intact
 from kvcs.depot.shelf import Holding
 from kvcs.errors import ConfigError, KvcsError
 from kvcs.profile.naming import PublicationName
+from moqt.errors import ProtocolError
 from moqt.location import Location
 from moqt.wire.pairs import Pairs, decode_pairs, encode_pairs
 from moqt.wire.reader import Reader
@@ -94,6 +96,8 @@ class Wanted:
 
     track: bytes
     location: Location
+    priority: int
+    properties: Pairs
     offset: int
     length: int
     seal: bytes
@@ -165,16 +169,17 @@ class Archive:
         }
 
     def entries(self, number: int, track: bytes) -> list[Entry]:
-        """Return the Objects of one Track that are held, by Location."""
+        """Return the Objects of one Track that are held, by Location.
+
+        A row that cannot be one of ours was damaged; its Object is missing.
+        """
         rows = self._index.execute(
             "SELECT layer, object, offset, length, priority, properties, digest, seal FROM objects "
             "WHERE publication = ? AND track = ? ORDER BY layer, object",
             (number, track),
         )
-        return [
-            Entry(Location(layer, number), offset, length, priority, _properties(more), dig, sealed)
-            for layer, number, offset, length, priority, more, dig, sealed in rows
-        ]
+        found = [_entry(row) for row in rows]
+        return [entry for entry in found if entry is not None]
 
     def read(self, number: int, wanted: Iterable[Wanted]) -> list[bytes | None]:
         """Read payloads and check every octet of them; None stands for a damaged one.
@@ -473,12 +478,32 @@ def _write_at(file: int, payload: bytes, offset: int) -> None:
 
 def _read_one(file: int, wanted: Wanted) -> bytes | None:
     try:
+        if wanted.offset + wanted.length > os.fstat(file).st_size:
+            return None
         payload = os.pread(file, wanted.length, wanted.offset)
     except OSError:  # a sector that cannot be read
         return None
     if len(payload) != wanted.length:
         return None
-    return payload if is_intact(wanted.track, wanted.location, payload, wanted.seal) else None
+    good = is_intact(
+        wanted.track, wanted.location, wanted.priority, wanted.properties, payload, wanted.seal
+    )
+    return payload if good else None
+
+
+def _entry(row: Sequence[Any]) -> Entry | None:
+    """Read a row of Objects, whatever became of it on the disk."""
+    layer, number, offset, length, priority, properties, digest, sealed = row
+    integers, octets = (layer, number, offset, length, priority), (properties, digest, sealed)
+    if not all(type(found) is int and found >= 0 for found in integers) or priority > 255:
+        return None
+    if not all(type(found) is bytes for found in octets) or len(sealed) != SEAL_OCTETS:
+        return None
+    try:
+        more = _properties(properties)
+    except ProtocolError:
+        return None
+    return Entry(Location(layer, number), offset, length, priority, more, digest, sealed)
 
 
 def _properties(octets: bytes) -> Pairs:

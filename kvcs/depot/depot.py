@@ -193,7 +193,7 @@ class Depot:
         finally:
             self.reading(name, -1)
         if payload is None:
-            self._damaged(holding, shelved, obj)
+            self._damaged(holding, track, location, obj.length)
             raise NotFound(f"Object {location} of {track!r:.64} of {name} is damaged")
         return payload
 
@@ -328,6 +328,10 @@ class Depot:
             self._tell_of(holding)
         else:
             self._let_go(holding, LogEvent.PUBLICATION_DROPPED, reason="nothing of it came")
+
+    def lose(self, name: PublicationName, track: bytes, entry: Entry) -> None:
+        """Forget an Object of which the index says what cannot be."""
+        self._damaged(self._known(name), track, entry.location, entry.length)
 
     def drop(self, name: PublicationName, reason: str) -> None:
         """Let go of a publication, whoever reads it: it cannot be relied on."""
@@ -488,11 +492,11 @@ class Depot:
     def _found_damaged(self, track: ShelvedTrack, obj: DeferredObject) -> None:
         holding = next((h for h in self.shelf if h.number == track.number), None)
         if holding is not None:
-            self._damaged(holding, track, obj)
+            self._damaged(holding, track.name, obj.location, obj.length)
 
-    def _damaged(self, holding: Holding, track: ShelvedTrack, obj: DeferredObject) -> None:
+    def _damaged(self, holding: Holding, track: bytes, location: Location, length: int) -> None:
         """Drop an Object that is not what it was when it was kept."""
-        lost = holding.number, track.name, obj.location
+        lost = holding.number, track, location
         if lost in self._lost:
             return  # another image has it, too
         self._lost.add(lost)
@@ -501,14 +505,14 @@ class Depot:
         log.error(
             LogEvent.OBJECT_DAMAGED,
             publication=str(holding.name),
-            track=track.name.decode(errors="replace"),
-            location=str(obj.location),
+            track=track.decode(errors="replace"),
+            location=str(location),
         )
         holding.damaged = True
         self._note_change()
-        self.shelf.grow(holding, -obj.length, -1)
+        self.shelf.grow(holding, -length, -1)
         forgetting = asyncio.get_running_loop().run_in_executor(
-            self._writer, self._archive.forget, holding.number, track.name, obj.location, obj.length
+            self._writer, self._archive.forget, holding.number, track, location, length
         )
         forgetting.add_done_callback(self._index_changed)
 

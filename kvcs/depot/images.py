@@ -11,6 +11,7 @@ somebody else.
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -52,10 +53,12 @@ class ShelvedTrack:
         self.local = LocalTrack(
             holding.name.track(name), properties=note.properties, coverage=coverage
         )
+        entries = _of_one_priority(entries)
         self.objects: list[DeferredObject] = []
         self._offsets = array("Q", (entry.offset for entry in entries))
         self._seals = b"".join(entry.seal for entry in entries)
         self._starts: dict[int, int] = {}  # of Groups, in ``objects``
+        self._priorities = {entry.location.group: entry.priority for entry in entries}
         largest = [at for at in (note.largest, entries[-1].location if entries else None) if at]
         if largest:
             self.local.raise_largest(max(largest))
@@ -102,6 +105,8 @@ class ShelvedTrack:
         return Wanted(
             self.name,
             obj.location,
+            self._priorities[obj.location.group],
+            obj.properties,
             self._offsets[position],
             obj.length,
             self._seals[at : at + SEAL_OCTETS],
@@ -127,6 +132,15 @@ class Image:
     def __init__(self, tracks: Mapping[bytes, ShelvedTrack]) -> None:
         self.tracks = tracks
         self.octets = OBJECT_OCTETS * (16 + sum(map(len, tracks.values())))
+
+
+def _of_one_priority(entries: Sequence[Entry]) -> list[Entry]:
+    """Leave out what has another priority than its Group, as no good Object has."""
+    counts: dict[int, Counter[int]] = {}
+    for entry in entries:
+        counts.setdefault(entry.location.group, Counter())[entry.priority] += 1
+    usual = {group: found.most_common(1)[0][0] for group, found in counts.items()}
+    return [entry for entry in entries if entry.priority == usual[entry.location.group]]
 
 
 def _location_of(obj: DeferredObject) -> Location:

@@ -18,7 +18,7 @@ import structlog
 from kvcs.consumer.tasks import Tasks, set_within, tasks
 from kvcs.depot.archive import DiskFullError
 from kvcs.depot.depot import Depot, NoRoomError
-from kvcs.depot.records import MANIFESTS, DeclaredCodecs, Item, TrackNote, examine
+from kvcs.depot.records import MANIFESTS, DeclaredCodecs, Entry, Item, TrackNote, examine
 from kvcs.depot.stock import Stock
 from kvcs.depot.terms import Terms
 from kvcs.errors import BadManifest, BadObject, NotFound
@@ -183,11 +183,19 @@ class Keeper:
                     # What is damaged, or not believed any more, is asked for again.
                     self._versions.discard(entries[-1].location.group)
         for name in notes.keys() - MANIFESTS:
-            held = [(entry.location, entry.digest) for entry in contents[name]]
+            hold = partial(self._hold_again, DataTrack.parse(name), contents[name])
+            for entry in await self._in_thread(hold):
+                self._depot.lose(self._name, name, entry)
+
+    def _hold_again(self, track: DataTrack, entries: Sequence[Entry]) -> list[Entry]:
+        """Note what is held of a track; return what the manifest says cannot be. In a thread."""
+        bad: list[Entry] = []
+        for entry in entries:
             try:
-                await self._in_thread(partial(self._stock.hold, DataTrack.parse(name), held))
-            except BadManifest as exc:
-                raise _Stop(Outcome.REFUSED, str(exc)) from None
+                self._stock.hold(track, [(entry.location, entry.digest)])
+            except BadManifest:  # it was checked when it was kept: the index is damaged
+                bad.append(entry)
+        return bad
 
     async def _supervise(self, group: Tasks) -> None:
         """Have tracks read until nothing more is to be had.

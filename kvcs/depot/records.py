@@ -2,9 +2,10 @@
 
 On its way in an Object passes every check of KVCS Section 3.5 and decision 7, and the digest that
 the manifest lists for it. On its way out the digest of its Data is computed again. That covers the
-Data; the header is covered by a *seal*, the first half of the SHA-256 over it, which lies in the
-index. So no octet that changed on the disk leaves it, Flags and Reserved included. The seal of a
-manifest is over all of it.
+Data; the header is covered by a *seal*, the first half of a SHA-256, which lies in the index and is
+over all that the index says of the Object, too: its Location, priority and properties. So nothing
+that changed on the disk leaves it, Flags and Reserved included. The seal of a manifest is over all
+of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from kvcs.profile.manifest import CodecEntry, SegmentEntry
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack
 from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
 from moqt.location import Location
-from moqt.wire.pairs import Pairs
+from moqt.wire.pairs import Pairs, encode_pairs
 
 #: Octets of a seal.
 SEAL_OCTETS = 16
@@ -49,7 +50,7 @@ class Item(NamedTuple):
     @property
     def seal(self) -> bytes:
         """What the index keeps, to know the payload by."""
-        return seal(self.track, self.payload)
+        return seal(self.track, self.location, self.priority, self.properties, self.payload)
 
 
 class Entry(NamedTuple):
@@ -93,18 +94,29 @@ class TrackNote:
         )
 
 
-def seal(track: bytes, payload: Octets) -> bytes:
-    """Return the seal of a payload: over its header, or over all of a manifest."""
+def seal(
+    track: bytes, location: Location, priority: int, properties: Pairs, payload: Octets
+) -> bytes:
+    """Return the seal of an Object: over its header or all of a manifest, and what goes with it."""
+    more = encode_pairs(properties)
+    place = b"%d %d %d %d %d " % (*location, priority, len(more), len(track))
     covered = payload if track in MANIFESTS else payload[:HEADER_OCTETS]
-    return sha256(covered).digest()[:SEAL_OCTETS]
+    return sha256(b"".join((place, more, track, covered))).digest()[:SEAL_OCTETS]
 
 
-def is_intact(track: bytes, location: Location, payload: Octets, sealed: bytes) -> bool:
-    """Whether a payload that was read is, octet for octet, the one that was kept.
+def is_intact(
+    track: bytes,
+    location: Location,
+    priority: int,
+    properties: Pairs,
+    payload: Octets,
+    sealed: bytes,
+) -> bool:
+    """Whether an Object that was read is, octet for octet, the one that was kept.
 
     Costs one SHA-256 over the payload.
     """
-    if seal(track, payload) != sealed:
+    if seal(track, location, priority, properties, payload) != sealed:
         return False
     if track in MANIFESTS:
         return True

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -538,6 +539,33 @@ async def test_one_damaged_object_costs_its_layer_and_nothing_else_and_is_mended
             assert depot.counters[Counter.OBJECTS_KEPT] == 1
             await retrieved(depot.spec)
             assert await depot.contents(publication.name) == good
+
+
+async def test_an_index_that_says_what_the_manifest_denies_costs_one_object_and_no_publication(
+    certificates: CertificateFiles, tmp_path: Path
+) -> None:
+    async with on_stage(certificates, manifest_every=1) as scene:
+        handle = scene.open()
+        await fill(handle, range(3))
+        async with warehouse(tmp_path / "store", certificates) as depot:
+            depot.follow(scene.spec)
+            await depot.counters.reached(Counter.OBJECTS_KEPT, 6 * BLOCKS + 5)
+        index = sqlite3.connect(tmp_path / "store" / "index.sqlite")
+        with index:
+            index.execute(
+                "UPDATE objects SET digest = zeroblob(32) "
+                "WHERE track = ? AND layer = 1 AND object = 2",
+                (b"v.raw.s0",),
+            )
+        index.close()
+        await fill(handle, range(3, LAYERS))
+        await handle.finish()
+        async with warehouse(tmp_path / "store", certificates) as depot:
+            depot.follow(scene.spec)
+            await depot.kept()
+
+            assert depot.counters[Counter.OBJECTS_DAMAGED] == 1
+            assert await depot.contents(handle.name) == published(handle.publication)
 
 
 async def test_a_full_disk_loses_nothing_and_is_written_to_again_when_there_is_room(

@@ -44,7 +44,15 @@ def keep(archive: Archive, number: int, *items: Item, now: float = 1.0) -> None:
 
 
 def wanted(track: bytes, entry: Entry) -> Wanted:
-    return Wanted(track, entry.location, entry.offset, entry.length, entry.seal)
+    return Wanted(
+        track,
+        entry.location,
+        entry.priority,
+        entry.properties,
+        entry.offset,
+        entry.length,
+        entry.seal,
+    )
 
 
 def contents(archive: Archive, number: int) -> dict[tuple[bytes, Location], bytes | None]:

@@ -142,6 +142,39 @@ def test_what_the_index_says_of_the_wrong_place_is_not_believed(archive: Archive
     assert archive.read(number, swapped) == [None, item(0, 1).payload]
 
 
+#: What may become of a row of the index on a disk, by column.
+ROWS: dict[str, list[object]] = {
+    "offset": [0, 1, -1, 1 << 62, None, "x", b"x"],
+    "length": [0, 1, -1, 1 << 62, None, 1.5],
+    "priority": [0, 255, 256, -1, None],
+    "properties": [b"\x02\x07", b"\xff", b"\x01", None, 3],
+    "seal": [b"", b"s" * 16, b"s" * 32, None, 5],
+    "object": [9, -1, b"z"],
+    "layer": [9, -1, b"z"],
+    "track": [b"v.raw.s0", b"", b"\xff"],
+}
+
+
+@pytest.mark.parametrize(("column", "value"), [(c, v) for c, vs in ROWS.items() for v in vs])
+def test_a_row_of_the_index_that_was_changed_brings_nothing_that_is_wrong(
+    archive: Archive, column: str, value: object
+) -> None:
+    number = archive.open_publication(name(1), 1.0)
+    keep(archive, number, item(0, 0), item(0, 1))
+    before = archive.entries(number, K)
+    archive._index.executescript(
+        "DROP TABLE IF EXISTS copy; CREATE TABLE copy AS SELECT * FROM objects;"
+    )
+    archive._index.executescript("DROP TABLE objects; ALTER TABLE copy RENAME TO objects;")
+    archive._index.execute(f"UPDATE objects SET {column} = ? WHERE object = 0", (value,))
+
+    found = contents(archive, number)
+    good = {key: payload for key, payload in found.items() if payload is not None}
+    assert good.items() <= expected(item(0, 0), item(0, 1)).items()
+    assert (K, Location(0, 1)) in good
+    assert len(good) == 1 or archive.entries(number, K) == before
+
+
 def test_a_file_that_is_gone_is_damage_and_no_failure(archive: Archive) -> None:
     number = archive.open_publication(name(1), 1.0)
     keep(archive, number, item(0, 0))

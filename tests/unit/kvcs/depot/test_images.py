@@ -92,6 +92,21 @@ def test_versions_of_a_manifest_that_are_missing_are_unknown_and_the_others_are_
     assert made.local.ended.code is not PublishDoneCode.MALFORMED_TRACK
 
 
+def test_one_of_another_priority_than_its_group_is_left_out() -> None:
+    entries = [
+        Entry(at, 0, 10, 9 if at == ALL[3] else 1, (), b"d" * 32, b"s" * 16)
+        for at in sorted((*ALL, Location(1, 2)))
+    ]
+    made = ShelvedTrack(
+        Holding(name(1), 1), K, TrackNote(GROUPS, BLOCKS), entries, lambda track, obj: None
+    )
+
+    assert [obj.location for obj in made.objects] == [*ALL[:3], Location(1, 2), *ALL[4:]]
+    for position, obj in enumerate(made.objects):
+        assert made.wanted(position).location == obj.location
+        assert made.wanted(position).priority == 1
+
+
 def test_priorities_and_properties_are_those_that_objects_came_with() -> None:
     made = image(ALL, note=TrackNote(GROUPS, BLOCKS, ((0x0E, 5),)))
 

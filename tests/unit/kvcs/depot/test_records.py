@@ -17,6 +17,7 @@ COMPAT = Descriptor(
     k_shape=(1, 2), v_shape=(1, 2),
 )  # fmt: skip
 AT = Location(1, 0)
+PROPERTIES = ((2, 7),)
 
 
 def block(codec: int = 0, octets: int = 16, component: Component = Component.K) -> bytes:
@@ -34,20 +35,33 @@ def entry(track: DataTrack, listed: bytes | None = None) -> SegmentEntry:
 @pytest.mark.parametrize("track", [b"k.raw.s0", MANIFEST, MANIFEST_COSE])
 def test_no_flipped_octet_goes_unnoticed_reserved_ones_included(track: bytes) -> None:
     payload = block()
-    sealed = seal(track, payload)
-    assert is_intact(track, AT, payload, sealed)
+    sealed = seal(track, AT, 5, PROPERTIES, payload)
+    assert is_intact(track, AT, 5, PROPERTIES, payload, sealed)
 
     for octet in range(len(payload)):
         changed = bytearray(payload)
         changed[octet] ^= 0x80
-        assert not is_intact(track, AT, bytes(changed), sealed), octet
+        assert not is_intact(track, AT, 5, PROPERTIES, bytes(changed), sealed), octet
 
 
 @pytest.mark.parametrize("octets", [0, 1, HEADER_OCTETS - 1, HEADER_OCTETS])
 def test_what_was_cut_is_not_intact(octets: int) -> None:
     payload = block()
 
-    assert not is_intact(b"k.raw.s0", AT, payload[:octets], seal(b"k.raw.s0", payload))
+    sealed = seal(b"k.raw.s0", AT, 5, PROPERTIES, payload)
+    assert not is_intact(b"k.raw.s0", AT, 5, PROPERTIES, payload[:octets], sealed)
+
+
+@pytest.mark.parametrize("track", [b"k.raw.s0", MANIFEST])
+def test_what_goes_with_an_object_is_sealed_too(track: bytes) -> None:
+    payload = block()
+    sealed = seal(track, AT, 5, PROPERTIES, payload)
+
+    assert not is_intact(b"k.raw.s1", AT, 5, PROPERTIES, payload, sealed)
+    assert not is_intact(track, Location(1, 1), 5, PROPERTIES, payload, sealed)
+    assert not is_intact(track, AT, 6, PROPERTIES, payload, sealed)
+    assert not is_intact(track, AT, 5, ((2, 8),), payload, sealed)
+    assert not is_intact(track, AT, 5, (), payload, sealed)
 
 
 def test_a_good_object_is_taken_and_its_digest_told() -> None:
