@@ -364,6 +364,12 @@ class ConsumerSettings(ScopedSettings):
     stall_timeout_s: float = Field(
         default=30.0, gt=0, description="seconds without anything new until it is given up"
     )
+    recompute_tokens_per_s: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens computed here in a second: what is missing is not waited for longer "
+        "than computing it takes (default: the deadline alone counts)",
+    )
     connections: int = Field(
         default=1, ge=1, le=16, description="connections to one relay or producer, side by side"
     )

@@ -29,7 +29,8 @@ with. Works before, during and after production.
 
 PROMPT is a JSON file with the members "descriptor" and "tokens". With --json, every event is one
 JSON object on standard output; the last one is publication-complete or failed, and failed lists
-exactly which layers, tracks and blocks are missing.
+exactly which layers, tracks and blocks are missing, and which tokens are left to be computed, from
+which layer on.
 """
 EPILOG = """\
 Exit status: 0 everything is there; 3 no publication was found; 4 every one was refused; 8 objects

@@ -206,6 +206,7 @@ async def retrieve(
             fetch=settings.fetch,
             connections=settings.connections,
             processes=settings.processes,
+            recompute_tokens_per_s=settings.recompute_tokens_per_s,
         ),
         publication=publication,
         on_event=lambda event: tell(event, retrieval),
@@ -234,7 +235,7 @@ class Telling:
         if self._output.as_json:
             self._output.write(line)
             return
-        name, values = line.pop("event"), _flat(line)
+        name, values = line.pop("event"), _flat(event, line)
         if self._progress and isinstance(event, LayerReady):
             summary = retrieval.summary
             values |= {"objects": summary.objects, "octets": summary.octets}
@@ -254,7 +255,7 @@ class Telling:
             self._output.tell("not-attested", what=str(gap))
 
 
-def _flat(line: dict[str, Any]) -> dict[str, Any]:
+def _flat(event: Event, line: dict[str, Any]) -> dict[str, Any]:
     """Return one level of values, as people read them: nested ones by their own names."""
     flat: dict[str, Any] = {}
     for name, value in line.items():
@@ -263,7 +264,8 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             flat |= value
         elif isinstance(value, list):
-            flat[name] = "; ".join(map(str, value)) or None
+            # As the event has them: what is missing reads better than its JSON.
+            flat[name] = "; ".join(map(str, getattr(event, name))) or None
         else:
             flat[name] = value
     return flat

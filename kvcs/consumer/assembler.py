@@ -24,6 +24,7 @@ from kvcs.consumer.events import (
     Summary,
     Trust,
 )
+from kvcs.consumer.joining import Bond, CannotJoin, Estate, Held, Joint, bond_of, join
 from kvcs.consumer.ranges import RangeSet
 from kvcs.consumer.selection import SegmentPlan, Wish, plan_segment
 from kvcs.errors import BadManifest, BadObject, KvcsError, Rejection
@@ -145,6 +146,8 @@ class Assembler:
         known_blocks: Blocks whose keys the caller knows; a segment that reaches beyond them
             cannot be confirmed and is never used (decision 6). None: the tokens are not known.
         early_octets: Payload octets kept until a manifest is accepted.
+        follows: The publication that this one is to go on for, of which nothing more will come;
+            its first manifest decides whether it can. Both share what there is from then on.
     """
 
     def __init__(
@@ -157,6 +160,7 @@ class Assembler:
         blocks: int | None = None,
         known_blocks: int | None = None,
         early_octets: int = EARLY_OCTETS,
+        follows: "Assembler | None" = None,
     ) -> None:
         self.publication = publication
         self.signed = signed
@@ -177,6 +181,8 @@ class Assembler:
         self._early_room = early_octets
         self._objects = self._octets = self._attested = 0
         self._duplicates = self._unwanted = self._rejected = 0
+        self._follows = follows
+        self._kept: set[int] = set()  # segments that are there, of another publication
 
     # -- the manifest ----------------------------------------------------------------------------
 
@@ -196,6 +202,8 @@ class Assembler:
             Contradicted: If it takes back what an earlier one said; or, for a plain manifest,
                 lists another digest for an Object that was already used (decision 8).
             NotFound: If a wanted segment is not offered in any codec that is wanted.
+            CannotJoin: If it cannot go on for the publication that it is to follow, which has
+                not been touched then.
         """
         if version <= self.version:
             return []
@@ -206,6 +214,9 @@ class Assembler:
                 raise Contradicted(str(exc)) from None
         self.manifest, self.version = manifest, version
         self._plan_new_segments(manifest)
+        if self._follows is not None:
+            before, self._follows = self._follows, None
+            self._take_over(before, manifest)
         events: list[Event] = [
             ManifestAccepted(
                 publication=self.publication,
@@ -216,7 +227,9 @@ class Assembler:
                 complete=manifest.complete,
             )
         ]
-        for segment in self._segments.values():
+        for number, segment in self._segments.items():
+            if number in self._kept:
+                continue  # its digests are another publication's
             segment.entry = manifest.segments[segment.plan.segment]
             events += self._attest(segment)
         return events
@@ -236,6 +249,35 @@ class Assembler:
             if plan is not None:
                 segment = self._segments[plan.segment] = Segment(plan, entry)
                 self._tracks.update((track.name, track) for track in segment.tracks)
+
+    def _take_over(self, before: "Assembler", manifest: Manifest) -> None:
+        """Go on with what there is of another publication; all checks come first."""
+        estate = before.estate
+        if estate is None:
+            return
+        joints = join(estate, self.publication, manifest, signed=self.signed)
+        if lost := [number for number in joints if number not in self._segments]:
+            raise CannotJoin(f"nothing is wanted of its segment {lost[0]}")
+        if before.extent not in (None, self.extent):
+            raise CannotJoin(f"it has blocks {self.extent}, expected {before.extent}")
+        if all(joints.get(number) is Joint.KEPT for number in self._segments):
+            raise CannotJoin("it lists nothing of what is missing")
+        for number, joint in joints.items():
+            self._segments[number] = before.hand_over(number)
+            if joint is Joint.KEPT:
+                self._kept.add(number)
+        tracks = (track for segment in self._segments.values() for track in segment.tracks)
+        self._tracks = {track.name: track for track in tracks}
+        self._count_on(before.summary())
+
+    def hand_over(self, segment: int) -> Segment:
+        """Return what there is of a segment, to the publication that goes on for this one."""
+        return self._segments[segment]
+
+    def _count_on(self, so_far: Summary) -> None:
+        self._objects, self._octets = so_far.objects, so_far.octets
+        self._attested, self._duplicates = so_far.attested, so_far.duplicates
+        self._unwanted, self._rejected = so_far.unwanted, so_far.rejected
 
     def _attest(self, segment: Segment) -> Iterator[Event]:
         """Compare the digests that are newly listed with those of the Objects that came."""
@@ -448,6 +490,48 @@ class Assembler:
     def is_segment_ready(self, segment: int) -> bool:
         """Whether every wanted layer of a planned segment is ready."""
         return self._segments[segment].unready == 0
+
+    def told_ready(self) -> Iterator[tuple[int, tuple[range, ...]]]:
+        """Yield each segment of which layers were reported, and those in ascending runs."""
+        for number, segment in self._segments.items():
+            if runs := _runs(sorted(n for n, layer in segment.layers.items() if layer.reported)):
+                yield number, runs
+
+    @property
+    def estate(self) -> Estate | None:
+        """What there is, for another publication to go on with; None: no manifest was accepted."""
+        if self.manifest is None:
+            return None
+        return Estate(
+            name=self.publication,
+            manifest=self.manifest,
+            signed=self.signed,
+            segments={
+                number: Held(
+                    plan=segment.plan,
+                    entry=segment.entry,
+                    begun=any(row.have for track in segment.tracks for row in track.rows.values()),
+                    complete=segment.unready == 0,
+                    unlisted=tuple(
+                        (track.name, layer, block, digest)
+                        for track in segment.tracks
+                        for layer, row in track.rows.items()
+                        for block, (digest, _) in row.waiting.items()
+                    ),
+                )
+                for number, segment in self._segments.items()
+            },
+        )
+
+    @property
+    def is_worth_joining(self) -> bool:
+        """Whether there is something that another publication might be mixed with."""
+        return bool(self._objects) and self.manifest is not None and self.manifest.deterministic
+
+    @property
+    def bond(self) -> Bond:
+        """Who else may bring what is missing."""
+        return bond_of(self.estate, told=self.any_ready, unlisted=bool(self.unlisted))
 
     def plan(self, track: DataTrack) -> SegmentPlan | None:
         """Return the plan that a track is part of; None if it is not wanted, or not yet."""

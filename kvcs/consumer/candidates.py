@@ -1,7 +1,8 @@
 """Which publication to try next (KVCS Section 5.1). Pure.
 
 Publications appear and go while a retrieval is under way. One that was tried is not tried again:
-its Objects are never mixed with those of another (KVCS Section 5.4).
+its Objects are not mixed with those of another, unless :mod:`kvcs.consumer.joining` says that they
+may be (KVCS Section 5.4).
 """
 
 from dataclasses import dataclass

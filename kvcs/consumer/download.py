@@ -26,9 +26,13 @@ from kvcs.consumer.events import Event, FailureReason, ObjectRejected, SegmentCo
 from kvcs.consumer.examining import Examined
 from kvcs.consumer.failures import Failure, lacking
 from kvcs.consumer.fetching import Awaited, cut
+from kvcs.consumer.filling import fill
 from kvcs.consumer.intake import Intake
+from kvcs.consumer.joining import CannotJoin
 from kvcs.consumer.lanes import Lane, Lanes
 from kvcs.consumer.opening import Job, Opened, Refused, open_publication, read_manifest
+from kvcs.consumer.recovery import recompute_s
+from kvcs.consumer.sections import SectionSource
 from kvcs.consumer.selection import SegmentPlan
 from kvcs.consumer.spreading import (
     Dealer,
@@ -72,6 +76,8 @@ class Download:
     Args:
         name: The publication.
         job: What is shared with the retrieval that it is part of.
+        follows: The download of another publication that this one is to go on for; see
+            :meth:`joins`.
 
     Attributes:
         name: The publication.
@@ -80,10 +86,10 @@ class Download:
         manifest_track: The track its manifests come on; None before the first.
     """
 
-    def __init__(self, name: PublicationName, job: Job) -> None:
+    def __init__(self, name: PublicationName, job: Job, follows: "Download | None" = None) -> None:
         expected, settings = job.expected, job.settings
         self.name = name
-        self.assembler = Assembler(
+        self.assembler: Assembler = Assembler(
             name,
             wish=job.wish,
             codecs=job.codecs,
@@ -91,6 +97,7 @@ class Download:
             blocks=expected.wanted_of(name),
             known_blocks=expected.known_of(name),
             early_octets=settings.early_octets,
+            follows=None if follows is None else follows.assembler,
         )
         self.job = job
         self._settings = settings
@@ -98,7 +105,7 @@ class Download:
         self._loop = asyncio.get_running_loop()
         self.manifest_track: bytes | None = None
         self._sink_began = False
-        self._rejected: set[tuple[DataTrack, int, int]] = set()
+        self._follows = follows
         self._intake = Intake(
             job.pool,
             settings,
@@ -122,10 +129,35 @@ class Download:
         self._gone: dict[Share | None, str] = {}
         """Shares whose publisher was lost, and how; None is the manifest."""
 
+        self._rejected: set[tuple[DataTrack, int, int]] = set()
+        """What would come as bad again over these connections."""
+
         self._not_now = False  # a track was refused that may be had later
         self._cannot_fetch = False  # they do not know FETCH
         self._closed = False
         self._progress_at = self._loop.time()
+
+    def joins(self, opened: Opened) -> Failure | None:
+        """Go on for the publication that it follows; say why not, if it cannot.
+
+        From then on that one must not be run or abandoned any more.
+        """
+        assert self._follows is not None, "it is to follow one"
+        self._note_track(opened)
+        before, self._follows = self._follows, None
+        self._sink_began = before.has_begun
+        if (failure := self._accept(opened.manifest, opened.version)) is None:
+            before.leave_sink()
+        return failure
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the sink was told to begin, and is this download's."""
+        return self._sink_began
+
+    def leave_sink(self) -> None:
+        """Leave the sink as it is to another download."""
+        self._closed, self._sink_began = True, False
 
     async def run(self, lanes: Lanes, opened: Opened | None) -> Failure | None:
         """Retrieve what is missing over ``lanes``; return None when everything is there.
@@ -149,8 +181,7 @@ class Download:
                     )
                 if self.manifest_track not in (None, opened.track):
                     raise Refused("signed at one relay, not signed at another")
-                self.manifest_track = opened.track
-                self.assembler.signed = opened.track == MANIFEST_COSE
+                self._note_track(opened)
                 if (failure := self._accept(opened.manifest, opened.version)) is not None:
                     return failure
                 self._drop_readers_in_vain()
@@ -163,6 +194,21 @@ class Download:
             self._closed = True
             if opened is not None:
                 opened.subscription.cancel()
+
+    async def fill(self, source: SectionSource) -> Failure | None:
+        """Retrieve what is missing from a block service; return None when everything is there."""
+        self._reset()
+        try:
+            failure = await fill(source, self.assembler, self.job, self._judge)
+            if self._failure is not None or self.assembler.is_complete:
+                return self._failure or await self._close_sink()
+            return failure
+        finally:
+            self._closed = True
+
+    def _note_track(self, opened: Opened) -> None:
+        self.manifest_track = opened.track
+        self.assembler.signed = opened.track == MANIFEST_COSE
 
     async def _begin_when_settled(self) -> None:
         """Have data wait for the connections that are still being made, but not for long."""
@@ -189,9 +235,9 @@ class Download:
                 self._start_readers(group)
                 if (failure := self._exhausted()) is not None:
                     return failure
-            left = self._progress_at + self._settings.stall_timeout_s - self._loop.time()
+            stall_s = self._stall_s
+            left = self._progress_at + stall_s - self._loop.time()
             if left <= 0:
-                stall_s = self._settings.stall_timeout_s
                 return Failure(FailureReason.STALLED, f"nothing new came for {stall_s:g} s")
             if self._is_broken_off and not self._intake.pending:
                 # What still comes on other tracks is taken first.
@@ -199,6 +245,14 @@ class Download:
                 if left <= 0:
                     return self._incomplete(FailureReason.INCOMPLETE, "not everything came")
             await set_within(self._wake, left)
+
+    @property
+    def _stall_s(self) -> float:
+        """How long to wait for anything new: never longer than computing all of it takes."""
+        settings, stall_s = self._settings, self._settings.stall_timeout_s
+        if settings.recompute_tokens_per_s is None:
+            return stall_s
+        return min(stall_s, recompute_s(self.job.tokens_left(self.assembler), settings))
 
     @property
     def _is_broken_off(self) -> bool:
@@ -304,6 +358,8 @@ class Download:
             events = assembler.accept(manifest, version)
         except Contradicted as exc:
             return Failure(FailureReason.CONTRADICTED, str(exc))
+        except CannotJoin as exc:
+            return Failure(FailureReason.REFUSED, str(exc))
         except NotFound as exc:
             used = assembler.any_ready
             return Failure(FailureReason.INCOMPLETE if used else FailureReason.REFUSED, str(exc))

@@ -23,9 +23,11 @@ __all__ = [
     "PublicationComplete",
     "PublicationFound",
     "PublicationRefused",
+    "ReadyLayers",
     "Rejection",
     "SegmentComplete",
     "Summary",
+    "TokenRange",
     "Trust",
 ]
 
@@ -102,6 +104,60 @@ class Gap:
     def __str__(self) -> str:
         layers = _span("layer", self.first_layer, self.last_layer)
         return f"{self.track} {layers} {_span('block', self.first_block, self.last_block)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyLayers:
+    """Consecutive layers of a segment that were told to be ready."""
+
+    segment: int
+
+    first_layer: int
+
+    last_layer: int
+    """Included."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object: the range as ``[first, last]``, both included."""
+        return {"segment": self.segment, "layers": [self.first_layer, self.last_layer]}
+
+    def __str__(self) -> str:
+        return f"segment {self.segment} {_span('layer', self.first_layer, self.last_layer)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRange:
+    """Tokens whose cache is to be computed, from some layer on.
+
+    Of each of these tokens every wanted layer below ``first_layer`` is in the sink and may be used,
+    and something of ``first_layer`` is not. What is above it counts as missing too, although some
+    of it may be there: what goes into a layer is the outcome of the one below, which no cache has.
+    So an engine runs these tokens through the model once more; the K and V that it makes below
+    ``first_layer`` it may drop, and those from there on it keeps. Tokens in no range are there in
+    every wanted layer.
+    """
+
+    token_start: int
+    """The first token, as a position in the whole context; where a block begins."""
+
+    token_end: int
+    """Position after the last token; where a block ends."""
+
+    first_layer: int
+    """From 0; counted in the layers of the model."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has."""
+        return self.token_end - self.token_start
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object; ``token_end`` is not included."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        tokens = _span("token", self.token_start, self.token_end - 1)
+        return f"{tokens} from layer {self.first_layer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +339,10 @@ class PublicationComplete(Event):
     lossless: bool = True
     """Whether all of them are, bit by bit, those that were published."""
 
+    recompute: tuple[TokenRange, ...] = ()
+    """What of the prompt is left to be computed, where the publication is of a shorter prefix.
+    Tokens behind the last whole block of the prompt are never in a cache, and not in here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
@@ -313,6 +373,15 @@ class Failed(Event):
 
     summary: Summary
 
+    ready: tuple[ReadyLayers, ...] = ()
+    """The layers that were told to be ready, and may be used; none after ``contradicted``."""
+
+    recompute: tuple[TokenRange, ...] = ()
+    """Exactly what of the wanted tokens is left to be computed, ascending and without overlap.
+    After ``contradicted`` that is all of them. Empty where neither a manifest nor the prompt tell
+    how many tokens there are. Tokens behind the last whole block of the prompt are never in a
+    cache, and not in here."""
+
 
 def _span(what: str, first: int, last: int) -> str:
     return f"{what} {first}" if first == last else f"{what}s {first}-{last}"
@@ -327,7 +396,7 @@ def _json(value: object) -> Any:
                 "anchor": value.anchor_key.hex(),
                 "publication": value.publication_id.hex(),
             }
-        case Summary() | Gap():
+        case Summary() | Gap() | ReadyLayers() | TokenRange():
             return value.to_json()
         case DataTrack() | StrEnum():
             return str(value)

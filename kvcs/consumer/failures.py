@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from kvcs.consumer.assembler import Assembler
 from kvcs.consumer.events import Failed, FailureReason, Summary
+from kvcs.consumer.recomputing import everything, lacks, ranges, ready_layers
+from kvcs.consumer.selection import Wish
+from kvcs.consumer.trust import Expectations
 from kvcs.errors import (
     BadManifest,
     ConfigError,
@@ -19,8 +22,6 @@ from kvcs.errors import (
 )
 from moqt.session.events import SessionTerminated
 
-#: Failures that no other way and no other time make good.
-FINAL = (FailureReason.CONTRADICTED, FailureReason.UNUSABLE)
 #: Failures that say that there was nobody to ask.
 _VAGUE = (FailureReason.UNREACHABLE, FailureReason.NOT_FOUND)
 #: Missing Objects that an exception lists one by one; the event has them all.
@@ -69,14 +70,28 @@ def lacking(assembler: Assembler) -> tuple[FailureReason, str]:
     return FailureReason.INCOMPLETE, "the manifest lists nothing that is wanted"
 
 
-def last_event(failure: Failure, assembler: Assembler | None, summary: Summary) -> Failed:
+def last_event(
+    failure: Failure,
+    assembler: Assembler | None,
+    summary: Summary,
+    wish: Wish,
+    expected: Expectations,
+) -> Failed:
     """Return the last event of a retrieval that failed.
 
     Args:
         failure: Why.
         assembler: How far its publication was; None: it had not come to one.
         summary: The figures.
+        wish: What was wanted.
+        expected: What is known of the prompt.
     """
+    # What was handed out of a publication that contradicts itself may be wrong.
+    contradicted = failure.reason is FailureReason.CONTRADICTED
+    left = (everything if contradicted else lacks)(
+        assembler, wish, len(expected.block_keys) or None
+    )
+    recompute = ranges(left, expected.descriptor.block_tokens)
     if assembler is None:
         return Failed(
             reason=failure.reason,
@@ -86,6 +101,7 @@ def last_event(failure: Failure, assembler: Assembler | None, summary: Summary) 
             unlisted=None,
             unattested=(),
             summary=summary,
+            recompute=recompute,
         )
     unlisted = assembler.unlisted
     return Failed(
@@ -96,6 +112,8 @@ def last_event(failure: Failure, assembler: Assembler | None, summary: Summary) 
         unlisted=(unlisted[0], unlisted[-1]) if unlisted else None,
         unattested=tuple(assembler.unattested()),
         summary=summary,
+        ready=() if contradicted else ready_layers(assembler),
+        recompute=recompute,
     )
 
 

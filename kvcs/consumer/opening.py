@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kvcs.consumer.events import Event, FailureReason
+from kvcs.consumer.assembler import Assembler
+from kvcs.consumer.events import Event, FailureReason, TokenRange
 from kvcs.consumer.failures import Failure
+from kvcs.consumer.recomputing import lacks, ranges, tokens_left
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.trust import Expectations, check_manifest
@@ -78,6 +80,18 @@ class Job:
     tell: Callable[[Event], None]
     """Takes every event, in order."""
 
+    proven_bad: Callable[[MoqtConnection, PublicationName, str], None] = lambda *_: None
+    """Takes each publication whose manifest cannot be its, and why."""
+
+    def tokens_left(self, assembler: Assembler | None) -> int | None:
+        """Return how many tokens would have to be computed now; None: nobody knows."""
+        return tokens_left(assembler, self.wish, self.expected)
+
+    def left_to_compute(self, assembler: Assembler) -> tuple[TokenRange, ...]:
+        """Return what would have to be computed now, in tokens and layers."""
+        found = lacks(assembler, self.wish, len(self.expected.block_keys) or None)
+        return ranges(found, self.expected.descriptor.block_tokens)
+
 
 async def open_publication(
     conn: MoqtConnection, name: PublicationName, job: Job, *, track: bytes | None = None
@@ -127,6 +141,7 @@ async def open_publication(
         text = f"{track.decode()}: none came within {job.settings.request_timeout_s:g} s"
     except BadManifest as exc:
         text, may_come = f"{track.decode()}: {exc}", False
+        job.proven_bad(conn, name, text)
     except MoqtError as exc:
         text = f"{track.decode()}: {exc}"
     except asyncio.CancelledError:

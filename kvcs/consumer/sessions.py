@@ -51,6 +51,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.open: list[MoqtConnection] = []
+        self._uris: dict[MoqtConnection, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def dial(
@@ -73,12 +74,18 @@ class Sessions:
             text = f"{uri}: {str(exc) or type(exc).__name__}"
             return Failure(FailureReason.UNREACHABLE, text, again=True)
         self.open.append(conn)
+        self._uris[conn] = uri
         return conn
+
+    def uri_of(self, conn: MoqtConnection) -> str | None:
+        """Return where a session was dialled; None: it was let go."""
+        return self._uris.get(conn)
 
     def let_go(self, conn: MoqtConnection) -> None:
         """Close a session, without waiting for that. Twice is once."""
         if conn in self.open:
             self.open.remove(conn)
+            del self._uris[conn]
             # Awaited at the end of the retrieval.
             task = asyncio.create_task(conn.close(drain_s=0.0))
             self._closing.add(task)

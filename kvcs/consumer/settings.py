@@ -1,5 +1,6 @@
 """How long a retrieval waits for what, and how much it holds."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -109,6 +110,12 @@ class RetrievalSettings:
     max_rejected: int = 1000
     """Objects that are rejected before the publication is given up."""
 
+    recompute_tokens_per_s: float | None = None
+    """The caller's estimate of how many tokens it computes in a second. Recovery of what is
+    missing, from the first failure or loss on, never lasts longer than computing the tokens
+    concerned would, nor is anything waited for in silence for as long. None: the deadline alone
+    ends it."""
+
     def __post_init__(self) -> None:
         for name in (
             "deadline_s", "connect_timeout_s", "request_timeout_s", "discovery_timeout_s",
@@ -127,6 +134,11 @@ class RetrievalSettings:
             raise ConfigError(f"octets_per_s is {self.octets_per_s}, expected more than 0")
         if self.fetch not in get_args(Fetching):
             raise ConfigError(f"fetch is {self.fetch!r}, expected auto, never or always")
+        rate = self.recompute_tokens_per_s
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError(
+                f"recompute_tokens_per_s is {rate}, expected a number of tokens/s above 0"
+            )
         if self.connections > MAX_CONNECTIONS:
             raise ConfigError(
                 f"connections is {self.connections}, expected {MAX_CONNECTIONS} or less"

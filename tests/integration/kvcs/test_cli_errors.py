@@ -338,6 +338,7 @@ def test_what_produce_cannot_use_is_named(
         (["--layers", "x"], "--layers"),
         (["--prefixes", "some"], "prefixes"),
         (["--deadline-s", "0"], "deadline_s"),
+        (["--recompute-tokens-per-s", "0"], "recompute_tokens_per_s"),
         (["--connections", "0"], "connections is '0'"),
         (["--connections", "17"], "connections is '17'"),
     ],
@@ -395,6 +396,20 @@ def test_nobody_there_is_told_within_the_time_to_connect(
 
     assert code == 11
     assert f"127.0.0.1:{port}" in line
+
+
+def test_what_is_left_to_be_computed_is_said_in_words_and_in_json(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A line for people, who are told of nothing that is not there, and one for programs.
+    assert main(desk.consume("--layers", "2-4")) == 11
+    line = capsys.readouterr().out
+    assert "recompute=tokens 0-19 from layer 2 " in line.replace("\n", " ")
+    assert "missing=" not in line
+    assert main(desk.consume("--layers", "2-4", "--json")) == 11
+    failed = json.loads(capsys.readouterr().out)
+    assert failed["recompute"] == [{"token_start": 0, "token_end": 20, "first_layer": 2}]
+    assert failed["ready"] == []
 
 
 def failure(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

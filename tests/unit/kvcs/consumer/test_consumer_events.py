@@ -14,9 +14,11 @@ from kvcs.consumer.events import (
     PublicationComplete,
     PublicationFound,
     PublicationRefused,
+    ReadyLayers,
     Rejection,
     SegmentComplete,
     Summary,
+    TokenRange,
     Trust,
 )
 from kvcs.profile.naming import DataTrack, PublicationName
@@ -111,6 +113,7 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             "summary": SUMMARY_JSON,
             "codecs": ["raw"],
             "lossless": True,
+            "recompute": [],
         },
     ),
     (
@@ -122,6 +125,8 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             unlisted=(4, 5),
             unattested=(),
             summary=SUMMARY,
+            ready=(ReadyLayers(segment=0, first_layer=0, last_layer=1),),
+            recompute=(TokenRange(token_start=16, token_end=48, first_layer=2),),
         ),
         {
             "event": "failed",
@@ -132,6 +137,8 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             "unlisted": [4, 5],
             "unattested": [],
             "summary": SUMMARY_JSON,
+            "ready": [{"segment": 0, "layers": [0, 1]}],
+            "recompute": [{"token_start": 16, "token_end": 48, "first_layer": 2}],
         },
     ),
 ]
@@ -148,6 +155,10 @@ def test_no_event_is_left_out_here() -> None:
     kinds = {kind.__name__ for kind in Event.__subclasses__()}
 
     assert {type(event).__name__ for event, _ in LINES} == kinds
+
+
+def test_ready_layers_read_as_people_count() -> None:
+    assert str(ReadyLayers(segment=1, first_layer=0, last_layer=3)) == "segment 1 layers 0-3"
 
 
 def test_a_gap_reads_as_people_count() -> None:

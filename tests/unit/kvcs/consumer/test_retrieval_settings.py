@@ -1,3 +1,4 @@
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from kvcs.errors import ConfigError
         ({"connections": 17}, "connections is 17, expected 16 or less"),
         ({"connections": 2, "eager": True}, "connections is 2 and processes False, expected 1"),
         ({"processes": True, "eager": True}, "connections is 1 and processes True, expected 1"),
+        ({"recompute_tokens_per_s": 0.0}, "recompute_tokens_per_s is 0.0, expected a number of"),
+        ({"recompute_tokens_per_s": inf}, "recompute_tokens_per_s is inf, expected a number of"),
         ({"spread_wait_s": -1.0}, "spread_wait_s is -1.0, expected 0 or more"),
         ({"fetch": "often"}, "fetch is 'often', expected auto, never or always"),
         ({"octets_per_s": 0.0}, "octets_per_s is 0.0, expected more than 0"),
