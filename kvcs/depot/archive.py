@@ -274,15 +274,28 @@ class Archive:
                 )
 
     def drop(self, number: int) -> None:
-        """Let go of a publication, and give its room back."""
+        """Let go of a publication, and give its room back.
+
+        Raises:
+            DiskFullError: If not even that leaves the index room to note it. Its payloads are gone.
+        """
+        path = self._objects / str(number)
+        try:
+            self._forget_all(number)
+        except DiskFullError:
+            # The index needs room to make room. Without its file a publication is damaged, and is
+            # forgotten at the next start at the latest.
+            path.unlink(missing_ok=True)
+            self._forget_all(number)
+        self._ends.pop(number, None)
+        path.unlink(missing_ok=True)
+
+    def _forget_all(self, number: int) -> None:
         with self._changing():
             for table, column in (
                 ("objects", "publication"), ("tracks", "publication"), ("publications", "number"),
             ):  # fmt: skip
                 self._index.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
-        self._ends.pop(number, None)
-        with contextlib.suppress(FileNotFoundError):
-            (self._objects / str(number)).unlink()
 
     def note_used(self, used: Iterable[tuple[int, float]]) -> None:
         """Note when publications were used last."""
@@ -367,12 +380,18 @@ class Archive:
             )  # fmt: skip
 
     def _remove_left_overs(self) -> None:
-        known = {
-            str(number) for (number,) in self._index.execute("SELECT number FROM publications")
-        }
-        for path in self._objects.iterdir():
-            if path.name not in known:
-                path.unlink()
+        """Remove files that no publication has, and publications without a file or an Object.
+
+        Such were cut off when they were let go, or before anything of them was kept.
+        """
+        known = dict(self._index.execute("SELECT number, objects FROM publications").fetchall())
+        files = {path.name for path in self._objects.iterdir()}
+        for name in files - set(map(str, known)):
+            (self._objects / name).unlink()
+        for number, objects in known.items():
+            if not objects or str(number) not in files:
+                with contextlib.suppress(DiskFullError):  # then at another start
+                    self._forget_all(number)
 
 
 def listing(folder: Path) -> list[Holding]:

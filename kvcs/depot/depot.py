@@ -117,9 +117,6 @@ class Depot:
         self._is_full = False
         self._failure: BaseException | None = None
         for holding in self._archive.holdings():
-            if not holding.objects:  # begun, and cut off before anything was kept
-                self._archive.drop(holding.number)
-                continue
             self.shelf.put(holding)
             self._tell_of(holding)
 

@@ -326,6 +326,38 @@ def test_an_index_that_is_full_loses_nothing_that_was_good(tmp_path: Path) -> No
     archive.close()
 
 
+def test_room_can_be_made_on_a_disk_that_is_so_full_that_the_index_cannot_note_it(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [archive.open_publication(name(n), 1.0) for n in range(2)]
+    for number in numbers:
+        keep(archive, number, item(0, 0))
+    path, changing = archive.folder / "objects" / str(numbers[0]), archive._changing
+
+    def full() -> Any:
+        if path.exists():
+            raise DiskFullError("database or disk is full")
+        return changing()
+
+    monkeypatch.setattr(archive, "_changing", full)
+    archive.drop(numbers[0])
+
+    assert [held.number for held in archive.holdings()] == [numbers[1]]
+    assert contents(archive, numbers[1]) == expected(item(0, 0))
+
+
+def test_a_publication_whose_file_is_gone_is_forgotten_at_the_start(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "store")
+    numbers = [archive.open_publication(name(n), 1.0) for n in range(2)]
+    for number in numbers:
+        keep(archive, number, item(0, 0))
+    (archive.folder / "objects" / str(numbers[0])).unlink()
+
+    archive = reopened(archive)
+    assert [held.number for held in archive.holdings()] == [numbers[1]]
+    archive.close()
+
+
 def test_a_disk_that_fails_is_told_as_what_it_is(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
