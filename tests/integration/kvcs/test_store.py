@@ -627,6 +627,29 @@ async def test_of_a_track_that_lacks_one_object_only_its_layer_is_asked_for_agai
     assert set(asked[2:]) == {one}
 
 
+async def test_a_disk_that_fails_ends_the_store_and_not_in_silence(
+    certificates: CertificateFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def follow(spec: ConnectionSpec) -> None:
+        async with warehouse(tmp_path / "store", certificates) as depot:
+            monkeypatch.setattr(os, "fsync", failing)
+            depot.follow(spec)
+            await asyncio.Event().wait()
+
+    async with on_stage(certificates) as scene:
+        await filled(scene.open())
+        with pytest.raises(ExceptionGroup) as caught:
+            await follow(scene.spec)
+        monkeypatch.undo()
+
+    assert caught.value.subgroup(OSError) is not None
+    async with warehouse(tmp_path / "store", certificates) as depot:
+        assert len(depot.store.depot.shelf) == 0
+
+
 # -- requests ------------------------------------------------------------------------------------
 
 
