@@ -47,6 +47,7 @@ _OTHER_VARIABLES = frozenset(
         "KVCS_PEER_PYTHON",
         "KVCS_PYTHON",
         "KVCS_SETUP_LOCKED",
+        "KVCS_STORE_KILLS",
     }
 )
 #: What container platforms put into every environment for a service named kvcs.
@@ -548,6 +549,86 @@ class RelaySettings(Settings):
     )
 
 
+class StoreSettings(ScopedSettings):
+    """What ``kvcs store`` can be told."""
+
+    table: ClassVar[str] = "store"
+
+    connect: UrisSetting = Field(
+        default=(), description="relays and producers to follow, moqt://HOST:PORT/PATH"
+    )
+    only: NamesSetting = Field(
+        default=(),
+        description="keep these of the scope only: COMPATIBILITY[/ANCHOR[/PUBLICATION]] in hex; "
+        "everything if left out",
+    )
+    listen: AddressSetting | None = Field(
+        default=None, description="address and UDP port to serve on, such as 0.0.0.0:4443"
+    )
+    announce: UrisSetting = Field(
+        default=(), description="relays to announce at what is held whole, moqt://HOST:PORT/PATH"
+    )
+    certificate_file: Path | None = Field(
+        default=None, description="PEM file with the certificate chain to listen with"
+    )
+    key_file: Path | None = Field(default=None, description="PEM file with the certificate's key")
+    trust: PathsSetting = Field(
+        default=(),
+        description="PEM files with public keys of producers; if there are any, signed manifests "
+        "are held to them",
+    )
+    require_signature: bool = Field(
+        default=False, description="keep no publication without a signed manifest"
+    )
+    budget_octets: OctetsSetting = Field(
+        default=64 << 30, ge=1 << 20, description="octets of disk that publications take at most"
+    )
+    memory_octets: OctetsSetting = Field(
+        default=128 << 20,
+        ge=16 << 20,
+        description="octets of memory for what is being served",
+    )
+    partial_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="seconds that a publication is kept of which something is missing",
+    )
+    at_once: int = Field(
+        default=16, ge=1, description="publications that are brought at the same time"
+    )
+    stall_timeout_s: float = Field(
+        default=600.0, gt=0, description="seconds without anything new until one is left alone"
+    )
+    max_connections: int = Field(
+        default=1024, ge=1, description="connections at once; more are refused"
+    )
+    drain_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds for sessions to end after SIGTERM before they are closed",
+    )
+
+    @model_validator(mode="after")
+    def _check_ways(self) -> "StoreSettings":
+        if self.listen is None and not self.connect and not self.announce:
+            raise ValueError("none of connect, listen and announce is set, expected one at least")
+        if self.listen is not None:
+            for name in ("certificate_file", "key_file"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"{name} is not set, expected a PEM file to listen with")
+        if self.require_signature and not self.trust:
+            raise ValueError("trust is not set, expected a public key since require_signature is")
+        return self
+
+    def load_trusted_keys(self) -> dict[bytes, PublicKey]:
+        """Return the public keys that are believed, by key identifier.
+
+        Raises:
+            ConfigError: If a file cannot be used; the message names it.
+        """
+        return trusted_keys(self.trust)
+
+
 class IndexSettings(CommonSettings):
     """What ``kvcs index`` can be told."""
 
@@ -622,6 +703,7 @@ SETTINGS: tuple[type[CommonSettings], ...] = (
     ProducerSettings,
     ConsumerSettings,
     RelaySettings,
+    StoreSettings,
     IndexSettings,
 )
 

@@ -24,6 +24,7 @@ from kvcs.cli import (
     produce,
     relay,
     show,
+    store,
 )
 from kvcs.consumer.retrieval import Unreachable
 from kvcs.garbage import collected_aside
@@ -33,7 +34,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, index, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.

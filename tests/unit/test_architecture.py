@@ -35,7 +35,7 @@ FLOORS = (
         "kvcs.advice",
         "kvcs.kvsp.http",
     ),
-    ("kvcs.producer", "kvcs.consumer"),
+    ("kvcs.producer", "kvcs.consumer", "kvcs.depot"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
 )
 #: The packages' own faces, which everything may import.
@@ -90,6 +90,13 @@ SHELL = (
     "kvcs.consumer.telling",
     "kvcs.consumer.ways",
     "kvcs.consumer.worker",
+    "kvcs.depot.daemon",
+    "kvcs.depot.depot",
+    "kvcs.depot.following",
+    "kvcs.depot.gallery",
+    "kvcs.depot.handler",
+    "kvcs.depot.keeping",
+    "kvcs.depot.loading",
     "kvcs.cli",
     "kvcs.connectors",
     "kvcs.__main__",
