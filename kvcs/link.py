@@ -7,7 +7,7 @@ when to dial again and where.
 import random
 from dataclasses import replace
 
-from kvcs.config import ProducerSettings, RelaySettings, Settings
+from kvcs.config import IndexSettings, ProducerSettings, RelaySettings, Settings, StoreSettings
 from kvcs.errors import ConfigError
 from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, ServerTls
 from moqt.aio.engine import check_engine
@@ -78,7 +78,7 @@ def quic_settings(settings: Settings) -> QuicSettings:
         congestion_control=settings.congestion_control,
         engine=settings.engine,
     )
-    if isinstance(settings, ProducerSettings | RelaySettings):
+    if isinstance(settings, ProducerSettings | RelaySettings | StoreSettings):
         return replace(limits, max_connections=settings.max_connections)
     return limits
 
@@ -92,7 +92,9 @@ def client_tls(settings: Settings) -> ClientTls:
     )
 
 
-def server_tls(settings: ProducerSettings | RelaySettings) -> ServerTls:
+def server_tls(
+    settings: ProducerSettings | RelaySettings | StoreSettings | IndexSettings,
+) -> ServerTls:
     """Return what to identify oneself with when listening.
 
     Raises:

@@ -89,9 +89,9 @@ class Answers:
         if self.draining:
             return Refusal(RequestErrorCode.GOING_AWAY, "the producer is stopping")
         if (publication := self._publications.get(name.namespace)) is None:
-            return _missing(self._why_not(name.namespace))
+            return missing(self._why_not(name.namespace))
         if (track := publication.tracks.get(name.name)) is None:
-            return _missing("the publication has no such track")
+            return missing("the publication has no such track")
         return track
 
     def namespaces(self, prefix: TrackNamespace) -> NamespaceDirectory | Refusal:
@@ -101,14 +101,7 @@ class Answers:
         """
         if self.draining:
             return Refusal(RequestErrorCode.GOING_AWAY, "the producer is stopping")
-        fields = prefix.fields
-        if fields[:1] and fields[0] != PROFILE:
-            return _missing("not a namespace of KVCS")
-        if len(fields) < 2:
-            return Refusal(RequestErrorCode.UNAUTHORIZED, "the prefix must name a scope")
-        if fields[1] != self._scope_id:
-            return _missing("no such scope here")
-        return self.directory
+        return check_prefix(prefix, self._scope_id) or self.directory
 
     def published_namespace(self) -> Refusal:
         """Answer PUBLISH_NAMESPACE: a producer takes nothing from others."""
@@ -126,5 +119,18 @@ class Answers:
         return self._gone.get(namespace, "no such publication here")
 
 
-def _missing(reason: str) -> Refusal:
+def check_prefix(prefix: TrackNamespace, scope_id: bytes) -> Refusal | None:
+    """Return why a SUBSCRIBE_NAMESPACE is refused where one scope is served; None: it is not."""
+    fields = prefix.fields
+    if fields[:1] and fields[0] != PROFILE:
+        return missing("not a namespace of KVCS")
+    if len(fields) < 2:
+        return Refusal(RequestErrorCode.UNAUTHORIZED, "the prefix must name a scope")
+    if fields[1] != scope_id:
+        return missing("no such scope here")
+    return None
+
+
+def missing(reason: str) -> Refusal:
+    """Return the refusal of what there is not."""
     return Refusal(RequestErrorCode.DOES_NOT_EXIST, reason)

@@ -8,7 +8,7 @@ from kvcs.producer.answers import Refusal
 from kvcs.producer.holdings import Holdings
 from kvcs.telemetry import Counter, Counters, LogEvent
 from moqt.aio import MoqtConnection, RequestHandler
-from moqt.names import FullTrackName
+from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.events import (
     FetchReceived,
     PeerRequestEnded,
@@ -23,19 +23,22 @@ from moqt.session.localtrack import LocalTrack
 log = structlog.get_logger("kvcs.producer")
 
 
-class ServingHandler(RequestHandler):
-    """Carries requests to :class:`~kvcs.producer.answers.Answers` and the answers back.
+class CountingHandler(RequestHandler):
+    """Keeps count of readers: what is being read is not let go, and a session where nothing is
+    read can be closed.
 
-    Keeps count of readers: what is being read is not let go, and a session where nothing is read
-    can be closed.
-    """
+    Args:
+        counters: Where things are counted.
+    """  # noqa: D205  # one sentence
 
-    def __init__(self, holdings: Holdings, counters: Counters) -> None:
-        self._holdings = holdings
-        self._answers = holdings.answers
+    def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._reads: dict[MoqtConnection, dict[RequestId, bytes]] = {}
+        self._reads: dict[MoqtConnection, dict[RequestId, TrackNamespace]] = {}
         self._idle: dict[MoqtConnection, asyncio.Event] = {}
+
+    def reading(self, namespace: TrackNamespace, change: int) -> None:
+        """Take note of a request that is served from a namespace: +1, and -1 at its end."""
+        raise NotImplementedError
 
     async def wait_idle(self, connection: MoqtConnection) -> None:
         """Return when nothing is served on a connection."""
@@ -46,6 +49,59 @@ class ServingHandler(RequestHandler):
         """Count the session."""
         self._counters.add(Counter.SESSIONS)
         log.info(LogEvent.SESSION_BEGAN, peer=connection.peer_address)
+
+    def request_ended(self, connection: MoqtConnection, event: PeerRequestEnded) -> None:
+        """Count its reader out."""
+        self._end_read(connection, event.request_id)
+
+    def connection_closed(self, connection: MoqtConnection) -> None:
+        """Count all its readers out."""
+        for namespace in self._reads.get(connection, {}).values():
+            self.reading(namespace, -1)
+        self._forget(connection)
+
+    def _begin_read(
+        self, connection: MoqtConnection, request_id: RequestId, name: FullTrackName
+    ) -> None:
+        self._reads.setdefault(connection, {})[request_id] = name.namespace
+        self.reading(name.namespace, +1)
+
+    def _end_read(self, connection: MoqtConnection, request_id: RequestId) -> None:
+        reads = self._reads.get(connection, {})
+        namespace = reads.pop(request_id, None)
+        if namespace is not None:
+            self.reading(namespace, -1)
+        if not reads:
+            self._forget(connection)
+
+    def _refuse(self, connection: MoqtConnection, request_id: RequestId, refusal: Refusal) -> None:
+        self._counters.add(Counter.REQUESTS_REFUSED)
+        log.debug(
+            LogEvent.REQUEST_REFUSED,
+            peer=connection.peer_address,
+            code=refusal.code.name,
+            reason=refusal.reason,
+        )
+        connection.session.reject(request_id, refusal.code, refusal.reason)
+
+    def _forget(self, connection: MoqtConnection) -> None:
+        self._reads.pop(connection, None)
+        idle = self._idle.pop(connection, None)
+        if idle is not None:
+            idle.set()
+
+
+class ServingHandler(CountingHandler):
+    """Carries requests to :class:`~kvcs.producer.answers.Answers` and the answers back."""
+
+    def __init__(self, holdings: Holdings, counters: Counters) -> None:
+        super().__init__(counters)
+        self._holdings = holdings
+        self._answers = holdings.answers
+
+    def reading(self, namespace: TrackNamespace, change: int) -> None:
+        """Have what is read stay."""
+        self._holdings.reading(namespace.fields[-1], change)
 
     def subscribe_received(self, connection: MoqtConnection, request: SubscribeReceived) -> None:
         """Serve the track that was asked for."""
@@ -86,21 +142,6 @@ class ServingHandler(RequestHandler):
         else:
             connection.session.accept_namespaces(request.request_id, answer)
 
-    def request_ended(self, connection: MoqtConnection, event: PeerRequestEnded) -> None:
-        """Count its reader out."""
-        reads = self._reads.get(connection, {})
-        publication_id = reads.pop(event.request_id, None)
-        if publication_id is not None:
-            self._holdings.reading(publication_id, -1)
-        if not reads:
-            self._forget(connection)
-
-    def connection_closed(self, connection: MoqtConnection) -> None:
-        """Count all its readers out."""
-        for publication_id in self._reads.get(connection, {}).values():
-            self._holdings.reading(publication_id, -1)
-        self._forget(connection)
-
     def _find(
         self, connection: MoqtConnection, request_id: RequestId, name: FullTrackName
     ) -> LocalTrack | None:
@@ -110,26 +151,3 @@ class ServingHandler(RequestHandler):
             self._refuse(connection, request_id, answer)
             return None
         return answer
-
-    def _begin_read(
-        self, connection: MoqtConnection, request_id: RequestId, name: FullTrackName
-    ) -> None:
-        publication_id = name.namespace.fields[-1]
-        self._reads.setdefault(connection, {})[request_id] = publication_id
-        self._holdings.reading(publication_id, +1)
-
-    def _refuse(self, connection: MoqtConnection, request_id: RequestId, refusal: Refusal) -> None:
-        self._counters.add(Counter.REQUESTS_REFUSED)
-        log.debug(
-            LogEvent.REQUEST_REFUSED,
-            peer=connection.peer_address,
-            code=refusal.code.name,
-            reason=refusal.reason,
-        )
-        connection.session.reject(request_id, refusal.code, refusal.reason)
-
-    def _forget(self, connection: MoqtConnection) -> None:
-        self._reads.pop(connection, None)
-        idle = self._idle.pop(connection, None)
-        if idle is not None:
-            idle.set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from kvcs.link import REDIAL_S, SILENCE_S, Backoff, why_not_there
-from kvcs.producer.handler import ServingHandler
+from kvcs.producer.handler import CountingHandler
 from kvcs.profile.naming import short_hex
 from kvcs.telemetry import Counter, Counters, LogEvent
 from moqt.aio import (
@@ -73,7 +73,7 @@ class Relay:
         self,
         uri: str,
         directory: NamespaceDirectory,
-        handler: ServingHandler,
+        handler: CountingHandler,
         counters: Counters,
         *,
         tls: ClientTls,

@@ -128,7 +128,8 @@ class FetchFlow(ObjectFlow):
         self._is_over = False
         self._given_up: StreamErrorCode | None = None
         self.is_pending = False
-        """It waits at a Location of which the Track does not know yet."""
+        """It waits at a Location of which the Track does not know yet, or for a payload that is to
+        be brought."""
 
         self._step: _Step | None = None
         self._subgroup: LocalSubgroup | None = None  # of the Object that the rank is taken from
@@ -195,6 +196,10 @@ class FetchFlow(ObjectFlow):
                 self._step = _Marked(RangeMarkerKind.UNKNOWN, obj.location)
             elif self.patience.is_over and not obj.is_whole:
                 self._step = _Marked(RangeMarkerKind.TIMED_OUT, obj.location)
+            elif not obj.at_hand():
+                self.is_pending = True
+                return False
+            self.is_pending = False
         return True
 
     def _next(self) -> tuple[bytes, LocalObject | None] | None:

@@ -5,6 +5,7 @@ decided by :class:`~moqt.session.localtrack.LocalTrack`.
 """
 
 from bisect import insort
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from moqt.codepoints import MAX_VI64, ObjectStatus, StreamErrorCode
@@ -16,6 +17,9 @@ if TYPE_CHECKING:  # a Track makes these, and these call it back
     from moqt.session.localtrack import LocalTrack
 
 Payload = bytes | memoryview
+
+#: The parts of each Object whose payload is elsewhere. Nothing is added to it: it is replaced.
+_AWAY: list[Payload] = []
 
 
 class LocalObject:
@@ -55,6 +59,57 @@ class LocalObject:
     def is_whole(self) -> bool:
         """Whether every octet of the payload has been given."""
         return self.have == self.length
+
+    def at_hand(self) -> bool:
+        """Whether a fill or a fetch can begin to send it. Asked by each that comes to it."""
+        return True
+
+
+class DeferredObject(LocalObject):
+    """A whole Object of the past whose payload lies elsewhere, on a disk perhaps.
+
+    Made by :meth:`StoredSubgroup.defer`. Fills and fetches wait for its payload before they say a
+    word of it, so that one which turns out to be damaged is told as unknown and costs no stream.
+    """
+
+    __slots__ = ("_wanted",)
+
+    def __init__(
+        self,
+        location: Location,
+        length: int,
+        properties: Pairs,
+        wanted: "Callable[[DeferredObject], None]",
+    ) -> None:
+        super().__init__(location, length, _AWAY, ObjectStatus.NORMAL, properties)
+        self.have = length
+        self._wanted = wanted
+
+    def at_hand(self) -> bool:
+        """Whether its payload is here; whoever brings it learns that it is wanted."""
+        self._wanted(self)
+        return bool(self.parts) or not self.length
+
+    def bring(self, payload: Payload) -> None:
+        """Take the payload. Call the Track's ``changed`` once all that came is in its place.
+
+        Raises:
+            UsageError: If it does not have the length that was told.
+        """
+        if len(payload) != self.length:
+            raise UsageError(f"{len(payload)} octets for an Object of {self.length}")
+        self.parts = [payload]
+
+    def put_away(self) -> None:
+        """Let go of the payload until it is wanted again. Streams that carry it go on."""
+        self.parts = _AWAY
+
+    def lose(self) -> None:
+        """The payload cannot be had: it is told as unknown from now on.
+
+        Call the Track's ``coverage_changed`` afterwards.
+        """
+        self.parts, self.dropped = _AWAY, True
 
 
 class LocalSubgroup:
@@ -264,6 +319,35 @@ class StoredSubgroup(LocalSubgroup):
         self.objects.remove(obj)
         self._track.changed(-self._track.discard(obj, code))
 
+    def defer(
+        self,
+        object_id: int,
+        length: int,
+        wanted: Callable[[DeferredObject], None],
+        *,
+        properties: Pairs = (),
+    ) -> DeferredObject:
+        """Store an Object whose payload of ``length`` octets lies elsewhere.
+
+        Args:
+            object_id: As for :meth:`publish`.
+            length: Octets of its payload. They count as held by the Track from now on.
+            wanted: Called whenever a fill or a fetch comes to the Object, also if its payload is
+                here already. It must not block, and bring nothing before it has returned.
+            properties: Object Properties.
+
+        Raises:
+            UsageError: As :meth:`publish` does.
+        """
+        check_id("Object", object_id)
+        if properties:
+            encode_pairs(properties)
+        location = Location(self.group_id, object_id)
+        self._track.check_past(location)
+        obj = DeferredObject(location, length, properties, wanted)
+        self._insert(obj)
+        return obj
+
     def _append(
         self,
         object_id: int,
@@ -280,12 +364,15 @@ class StoredSubgroup(LocalSubgroup):
         location = Location(self.group_id, object_id)
         self._track.check_past(location)
         obj = LocalObject(location, length, parts, status, properties)
-        if self.objects and object_id < self.objects[-1].object_id:
+        self._insert(obj)
+        return obj
+
+    def _insert(self, obj: LocalObject) -> None:
+        if self.objects and obj.object_id < self.objects[-1].object_id:
             insort(self.objects, obj, key=object_id_of)
         else:
             self.objects.append(obj)
         self._track.stored(obj)
-        return obj
 
 
 def object_id_of(obj: LocalObject) -> int:

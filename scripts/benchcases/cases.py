@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchcases import added, baseline, codecs, losses, relayed, rivals, speed, spread, stalls
+from benchcases import (
+    added,
+    baseline,
+    codecs,
+    depots,
+    losses,
+    relayed,
+    rivals,
+    speed,
+    spread,
+    stalls,
+)
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
 from benchcases.figures import (
@@ -421,5 +432,6 @@ CASES: dict[str, Case] = {
         *losses.CASES,
         *stalls.CASES,
         *codecs.CASES,
+        *depots.CASES,
     )
 }

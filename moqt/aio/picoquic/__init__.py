@@ -7,7 +7,9 @@ rings of memory, one for each direction of each stream. Written for aiopquic 0.6
 What the seam asks for and picoquic or its binding do not offer is made here:
 
 * receive windows follow what the application consumed; the binding's follow what was read;
-* little is handed over ahead of the wire, so that the session's order means something;
+* little is handed over ahead of the wire, so that the session's order means something, and so that
+  picoquic gets through it in batches of packets and not two by two;
+* events are read about once a millisecond while much arrives, and at once while little does;
 * control and request streams leave before data streams;
 * a close waits for what was written, a port nobody listens on is told at once.
 

@@ -13,11 +13,13 @@ from moqt.aio.picoquic.streams import TRIAL_OCTETS, Stream, is_of_client, is_uni
 from moqt.aio.picoquic.worker import Worker
 
 #: Octets of a stream's ring.
-RING_OCTETS = 1 << 20
+RING_OCTETS = 512 << 10
 
 #: Octets that are handed over ahead of the wire, over all streams that are not blocked: about a
-#: congestion window, between these.
-LEAST_AHEAD, MOST_AHEAD = 64 << 10, 1 << 20
+#: congestion window, between these. The most is what lasts for a turn or two of the event loop at
+#: the rate that picoquic has. Where it always finds more, it sends a few packets at a time, as its
+#: pacing lets it, and each time costs it a system call.
+LEAST_AHEAD, MOST_AHEAD = 64 << 10, 384 << 10
 
 #: Octets that wait at most, those of blocked streams included.
 MOST_WAITING = 1 << 20
@@ -30,6 +32,9 @@ STREAMS_AHEAD = 32
 
 #: Priority of control and request streams; picoquic gives others 9, and takes the smaller first.
 URGENT = 2
+
+#: Pieces of so many octets and more are handed over one by one, smaller ones together.
+_LARGE = 8 << 10
 
 #: What an attempt to hand over came to, as aiopquic says it.
 _TAKEN, _NO_COMMANDS, _NO_ROOM = 0, 1, 2
@@ -87,7 +92,7 @@ class SendQueues:
     def write(self, stream: Stream, data: bytes | memoryview, fin: bool) -> None:
         """Append to a stream; :meth:`hand_over` follows."""
         if data:
-            stream.waiting.append(memoryview(bytes(data)))
+            stream.waiting.append(bytes(data))
             stream.waiting_octets += len(data)
         if fin:
             stream.fin_wanted = True
@@ -117,26 +122,32 @@ class SendQueues:
         return True
 
     def _put(self, stream: Stream, now: float) -> int:
-        """Put as much as fits into the ring of a stream."""
+        """Put the first octets that wait into the ring of a stream, as many as fit.
+
+        What is large goes there as it is: joined with others it would be copied once more.
+        """
         waiting = stream.waiting
         room = RING_OCTETS - self._context.tx_data_ring_used(stream.record)
         if waiting and room <= 0:
             return _NO_ROOM
-        parts: list[memoryview] = []
+        run: list[bytes] = []
         octets = 0
         while waiting and octets < room:
+            if run and max(octets, len(waiting[0])) >= _LARGE:
+                break
             part = waiting.popleft()
             if octets + len(part) > room:
                 waiting.appendleft(part[room - octets :])
                 part = part[: room - octets]
-            parts.append(part)
+            run.append(part)
             octets += len(part)
         fin = stream.fin_wanted and not waiting
+        data = run[0] if len(run) == 1 else b"".join(run)
         outcome: int = self._context.tx_send_atomic(
-            stream.stream_id, b"".join(parts), fin, self._connection, stream.record, RING_OCTETS
+            stream.stream_id, data, fin, self._connection, stream.record, RING_OCTETS
         )
         if outcome != _TAKEN:
-            waiting.extendleft(reversed(parts))
+            waiting.extendleft(reversed(run))
             return outcome
         if stream.handed == stream.sent:
             stream.stalled_since = now

@@ -58,7 +58,7 @@ class Stream:
         self.fin_received = False
         self.dropped = False  # reset, or stopped by us: nobody consumes what arrives
 
-        self.waiting: deque[memoryview] = deque()  # octets for which the ring has no room
+        self.waiting: deque[bytes] = deque()  # octets for which the ring had no room
         self.waiting_octets = 0
         self.handed = 0  # octets put into the ring
         self.sent = 0  # octets taken out of it, at the last look

@@ -30,6 +30,13 @@ UNPROBED_OCTETS = 1252
 #: How soon it is tried again when the ring of commands is full.
 RETRY_S = 0.001
 
+#: Octets of streams that are much for one batch of events, and how long nothing more is read after
+#: as many: what comes meanwhile costs one turn of the event loop, and not many.
+MUCH_OCTETS, REST_S = 64 << 10, 0.001
+
+#: Nor is rested when there was more than this part of a stream's window: its writer may be waiting.
+REST_WINDOWS = 8
+
 
 class Told(NamedTuple):
     """What the worker tells of a connection."""
@@ -73,6 +80,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._backlog: deque[tuple[Command, int, int, int, Stream | None]] = deque()
         self._waking: asyncio.Handle | None = None
+        self._resting: asyncio.Handle | None = None
+        self._octets = 0  # of streams, in the batch of events that is being read
+        self._most_octets = 0  # after which is rested
         self._stopped = False
         self.listening = asyncio.Event()
         """Set once the thread has bound its socket."""
@@ -83,6 +93,7 @@ class Worker:
         Raises:
             RuntimeError: If picoquic refuses to, as it does with files it cannot read.
         """
+        self._most_octets = stream_window(settings) // REST_WINDOWS
         octets = settings.max_datagram_octets
         probes = octets is None or octets > UNPROBED_OCTETS
         keepalive_s = min(KEEPALIVE_S, settings.idle_timeout_s / 3) if settings.keepalive else 0.0
@@ -110,8 +121,9 @@ class Worker:
         self._stopped = True
         if self.context.started:
             self._loop.remove_reader(self.context.eventfd)
-        if self._waking is not None:
-            self._waking.cancel()
+        for handle in (self._waking, self._resting):
+            if handle is not None:
+                handle.cancel()
         self._routes.clear()
         self.context.stop(0.0)
         for records in self._graves.values():
@@ -168,13 +180,22 @@ class Worker:
         self.hand_over()
 
     def _readable(self) -> None:
+        self._octets = 0
         self.context.drain_rx_callback(self._take)
+        if MUCH_OCTETS <= self._octets <= self._most_octets:
+            self._loop.remove_reader(self.context.eventfd)
+            self._resting = self._loop.call_later(REST_S, self._rested)
         dead, self._dead = self._dead, []
         for records in dead:
             _destroy(records)
         touched, self._touched = self._touched, {}
         for route in touched:
             route.answer()
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._loop.add_reader(self.context.eventfd, self._readable)
+        self._readable()
 
     def _take(
         self,
@@ -189,6 +210,8 @@ class Worker:
     ) -> None:
         """Take one event, before the library widens a window for what it read with it."""
         told = Told(kind, stream_id, data, code, record)
+        if data is not None:
+            self._octets += len(data)
         ends = kind in (Event.CLOSE, Event.APP_CLOSE)
         route = self._routes.get(connection)
         if route is None:

@@ -180,7 +180,7 @@ async def test_with_signed_manifests_all_that_is_appended_is_attested(
         for sink, until in zip(sinks, (12, 8, 11, 13, 1000), strict=True):
             reached = asyncio.Event()
             retrieval = follower(scene, sink, expected=expected)
-            tasks.append(group.create_task(joining(retrieval, PublicationFound, reached)))
+            tasks.append(group.create_task(joining(retrieval, ManifestAccepted, reached)))
             await asyncio.wait_for(reached.wait(), PATIENCE_S)
             while until and not handle.publication.ended:
                 await anext(production)

@@ -1,0 +1,318 @@
+"""Store: a depot, whom it follows, and to whom it serves; the beginning and the end of it all."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from kvcs.config import StoreSettings
+from kvcs.depot.depot import Depot
+from kvcs.depot.following import Following, Upstream
+from kvcs.depot.handler import DepotHandler
+from kvcs.depot.terms import Terms
+from kvcs.errors import ConfigError
+from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.keys import ScopeKey
+from kvcs.kvsp.standard import standard_codecs
+from kvcs.producer.relay import CLOSE_S, Relay
+from kvcs.profile.naming import PROFILE
+from kvcs.profile.signing import PublicKey
+from kvcs.telemetry import Counters, LogEvent
+from moqt.aio import (
+    ClientTls,
+    MoqtConnection,
+    MoqtUri,
+    QuicSettings,
+    Server,
+    ServerTls,
+    TlsSettingsError,
+    serve,
+)
+from moqt.aio.tls import check_client_tls
+from moqt.names import TrackNamespace
+from moqt.session.config import SessionConfig
+
+log = structlog.get_logger("kvcs.depot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """What a store can be told, but for keys and codecs."""
+
+    budget_octets: int = 64 << 30
+    """Octets of disk that publications may take, the index included."""
+
+    memory_octets: int = 128 << 20
+    """Octets of memory for what is being served."""
+
+    partial_s: float = 3600.0
+    """Seconds that a publication of which something is missing is kept after the last Object."""
+
+    at_once: int = 16
+    """Publications that are brought at the same time."""
+
+    stall_s: float = 600.0
+    """Seconds without anything new until a publication is left alone."""
+
+    require_signature: bool = False
+    """Take no plain manifest."""
+
+    drain_s: float = 10.0
+    """Seconds that consumers have to finish when the store stops."""
+
+    connect_timeout_s: float = 10.0
+    """Seconds until a peer must be reached."""
+
+    request_timeout_s: float = 10.0
+    """Seconds until a peer must answer."""
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> Self:
+        """Take the options out of the settings of the command."""
+        return cls(
+            budget_octets=settings.budget_octets,
+            memory_octets=settings.memory_octets,
+            partial_s=settings.partial_s,
+            at_once=settings.at_once,
+            stall_s=settings.stall_timeout_s,
+            require_signature=settings.require_signature,
+            drain_s=settings.drain_s,
+            connect_timeout_s=settings.connect_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+        )
+
+
+class Store:
+    """Keeps the publications of a scope on disk and publishes them again (decision 15).
+
+    An asynchronous context manager.
+
+    Args:
+        folder: Where they lie.
+        scope_key: Of the scope.
+        options: Everything that has a default.
+        trusted: Public keys of producers; if there are any, signed manifests are held to them.
+        codecs: The codecs that this end knows; others are taken at the manifest's word.
+        counters: Where things are counted.
+
+    Attributes:
+        depot: What is held.
+
+    Raises:
+        ConfigError: If the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scope_key: ScopeKey,
+        options: StoreOptions | None = None,
+        *,
+        trusted: dict[bytes, PublicKey] | None = None,
+        codecs: CodecRegistry | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self._options = options = options or StoreOptions()
+        self._scope_key = scope_key
+        self._terms = Terms(
+            scope_key=scope_key,
+            trusted=trusted or {},
+            require_signature=options.require_signature,
+            codecs=standard_codecs() if codecs is None else codecs,
+            request_timeout_s=options.request_timeout_s,
+            stall_s=options.stall_s,
+        )
+        self.depot = Depot(
+            folder,
+            budget_octets=options.budget_octets,
+            memory_octets=options.memory_octets,
+            partial_s=options.partial_s,
+            counters=counters,
+        )
+        self._handler = DepotHandler(self.depot, scope_key.scope_id)
+        self._servers: list[Server] = []
+        self._relays: list[Relay] = []
+        self._following: asyncio.Task[None] | None = None
+        self._tasks = asyncio.TaskGroup()
+
+    @property
+    def scope_prefix(self) -> TrackNamespace:
+        """The prefix of all publications of the scope."""
+        return TrackNamespace((PROFILE, self._scope_key.scope_id))
+
+    # -- ways to the outside ---------------------------------------------------------------------
+
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: ServerTls,
+        quic: QuicSettings | None = None,
+        config: SessionConfig | None = None,
+        on_connection: Callable[[MoqtConnection], None] | None = None,
+    ) -> tuple[str, int]:
+        """Accept sessions of consumers and relays.
+
+        Returns:
+            Address and UDP port, for ``port`` 0 the one that was free.
+
+        Raises:
+            ConfigError: If the address cannot be bound or a certificate file cannot be used.
+        """
+        try:
+            server = await serve(
+                host,
+                port,
+                tls=tls,
+                handler=self._handler,
+                quic=quic,
+                config=config,
+                on_connection=on_connection,
+            )
+        except (OSError, TlsSettingsError) as exc:
+            raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
+        self._servers.append(server)
+        log.info(LogEvent.LISTENING, host=server.address[0], port=server.address[1])
+        return server.address
+
+    def identify(self, tls: ServerTls) -> None:
+        """Show another certificate to those who connect from now on; sessions go on.
+
+        Raises:
+            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
+        """
+        for server in self._servers:
+            server.identify(tls)
+
+    def announce_at(
+        self,
+        uri: str,
+        *,
+        tls: ClientTls | None = None,
+        quic: QuicSettings | None = None,
+        config: SessionConfig | None = None,
+    ) -> Relay:
+        """Dial a relay, and keep announced there what is held whole.
+
+        Raises:
+            ConfigError: If the URI or a file of ``tls`` cannot be used; the message names it.
+        """
+        tls = _checked(uri, tls)
+        relay = Relay(
+            uri,
+            self.depot.whole,
+            self._handler,
+            self.depot.counters,
+            tls=tls,
+            quic=quic,
+            config=config,
+            connect_timeout_s=self._options.connect_timeout_s,
+            request_timeout_s=self._options.request_timeout_s,
+        )
+        self._relays.append(relay)
+        relay.start(self._tasks)
+        return relay
+
+    def follow(
+        self,
+        uris: Sequence[str],
+        *,
+        prefixes: Sequence[TrackNamespace] = (),
+        tls: ClientTls | None = None,
+        quic: QuicSettings | None = None,
+        config: SessionConfig | None = None,
+    ) -> None:
+        """Keep what is announced at relays and producers from now on. Once.
+
+        Args:
+            uris: Where they are.
+            prefixes: What of it; all of the scope by default.
+            tls: Whom to believe.
+            quic: Limits of the QUIC connections.
+            config: Limits of the sessions.
+
+        Raises:
+            ConfigError: If a URI or a file of ``tls`` cannot be used, or a prefix is of another
+                scope.
+        """
+        assert self._following is None, "follow() is called once"
+        for prefix in prefixes:
+            if not self.scope_prefix.is_prefix_of(prefix):
+                raise ConfigError(f"prefix {prefix} is of another scope than {self.scope_prefix}")
+        upstreams = [
+            Upstream(
+                uri,
+                tls=_checked(uri, tls),
+                quic=quic,
+                config=config,
+                connect_timeout_s=self._options.connect_timeout_s,
+                request_timeout_s=self._options.request_timeout_s,
+            )
+            for uri in uris
+        ]
+        following = Following(
+            self.depot,
+            self._terms,
+            prefixes or (self.scope_prefix,),
+            at_once=self._options.at_once,
+        )
+        self._following = self._tasks.create_task(following.run(upstreams))
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        await self.depot.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        try:
+            try:
+                await self._close(0.0 if kind is not None else self._options.drain_s)
+            finally:
+                try:
+                    await self._tasks.__aexit__(kind, exc, traceback)
+                finally:
+                    await self.depot.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:
+            # The task group wraps what the block raised. Callers want it as it was.
+            if group.exceptions != (exc,):
+                raise
+        return None
+
+    async def _close(self, drain_s: float) -> None:
+        """Begin nothing new, let consumers finish, close everything."""
+        log.info(LogEvent.STOPPING, drain_s=drain_s)
+        self._handler.draining = True
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        await asyncio.gather(
+            *(
+                server.close(goaway_timeout_s=drain_s, drain_s=min(drain_s, CLOSE_S))
+                for server in self._servers
+            ),
+            *(relay.close(drain_s) for relay in self._relays),
+        )
+        self._handler.close()
+        log.info(LogEvent.STOPPED, counters=repr(self.depot.counters))
+
+
+def _checked(uri: str, tls: ClientTls | None) -> ClientTls:
+    tls = tls or ClientTls()
+    try:
+        MoqtUri.parse(uri)
+        check_client_tls(tls)
+    except ValueError as exc:
+        raise ConfigError(f"{uri}: {exc}") from None
+    return tls
