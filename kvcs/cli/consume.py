@@ -31,6 +31,10 @@ PROMPT is a JSON file with the members "descriptor" and "tokens". With --json, e
 JSON object on standard output; the last one is publication-complete or failed, and failed lists
 exactly which layers, tracks and blocks are missing, and which tokens are left to be computed, from
 which layer on.
+
+With --follow it goes on behind the prefix for as long as blocks are appended there, until the
+publication ends; --deadline-s bounds that as well. What is appended is told to be confirmed as far
+as PROMPT has tokens for it: of which prefix a publication is to be is said by --prefixes.
 """
 EPILOG = """\
 Exit status: 0 everything is there; 3 no publication was found; 4 every one was refused; 8 objects
@@ -42,6 +46,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of this subcommand."""
     add_prompt(parser)
     add_output(parser)
+    parser.add_argument(
+        "--follow", action="store_true",
+        help="retrieve what is appended behind the prefix as well, until the publication ends",
+    )  # fmt: skip
     add_settings(parser, ConsumerSettings)
 
 
@@ -51,7 +59,8 @@ async def run(args: Namespace) -> int:
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     prompt = read_prompt(args)
     expected = expectations(settings, prompt)
-    wish = wished(settings, layers=parse_layers(args.layers, prompt.descriptor.layers))
-    sink = sink_for(args.out, settings, tokens=prompt.tokens)
+    layers = parse_layers(args.layers, prompt.descriptor.layers)
+    wish = wished(settings, layers=layers, follow=args.follow)
+    sink = sink_for(args.out, settings, tokens=prompt.tokens, grows=args.follow)
     await retrieve(expected, settings, sink, wish, Telling(Output(as_json=args.json)))
     return 0

@@ -8,11 +8,12 @@ import asyncio
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -38,6 +39,7 @@ are the published ones, octet for octet; with a lossy codec, exactly what it mak
   kvcs demo                        the cache of a real prompt, recorded with a 135 M model
   kvcs demo --model                the model itself: prefill here, continuation elsewhere
   kvcs demo --codec shuffle-zstd   the cache compressed, without loss
+  kvcs demo --segments 2 --append 4   a chunked prefill of half of it, the rest appended
   kvcs demo my-cache.safetensors   a cache of yours (see kvcs produce --help)
 """
 
@@ -72,6 +74,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--codec", metavar="NAME", choices=("raw", *STANDARD), default="raw",
         help=f"how tensors are encoded: raw, {', '.join(STANDARD)} (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--segments", type=int, default=1, metavar="N",
+        help="passes of a chunked prefill, each a segment (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--append", type=int, default=0, metavar="N",
+        help="append the last N blocks one by one, as decoding does; the consumers follow "
+        "(default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="what the model is asked, with --model")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
 
@@ -81,6 +92,8 @@ async def run(args: Namespace) -> int:
     if args.model:
         if args.codec != "raw":
             raise ConfigError(f"--codec {args.codec} is for caches from files, not for --model")
+        if args.segments != 1 or args.append:
+            raise ConfigError("--segments and --append are for caches from files, not for --model")
         return await demo_model.run(args)
     path = Path(args.cache) if args.cache else RECORDED
     if not path.exists():
@@ -93,6 +106,24 @@ async def run(args: Namespace) -> int:
         if limit.expired():
             raise Expired(f"the demo did not end within {args.deadline_s} s")
         return status
+
+
+class Prefill(NamedTuple):
+    """How a prompt is cut into passes over the layers."""
+
+    segments: int
+    segment_blocks: int
+
+
+def _prefill_of(source: BlockSource, segments: int, append: int) -> Prefill:
+    blocks = len(source.tokens) // source.descriptor.block_tokens
+    if not 0 <= append < blocks:
+        raise ConfigError(f"--append is {append}, expected 0 to {blocks - 1} of {blocks} blocks")
+    prefix = blocks - append
+    if not 1 <= segments <= prefix:
+        raise ConfigError(f"--segments is {segments}, expected 1 to {prefix}, a block each")
+    segment_blocks = -(-prefix // segments)
+    return Prefill(-(-prefix // segment_blocks), segment_blocks)
 
 
 class Demo:
@@ -108,6 +139,7 @@ class Demo:
         self._codec = standard_codecs()[args.codec]
         self._layers = source.descriptor.layers
         self._source: BlockSource = source
+        self._prefill = _prefill_of(source, args.segments, args.append)
         self._middle = asyncio.Event()
         self._board = Board(
             title=f"{source.descriptor.model}: {self._layers} layers, "
@@ -155,7 +187,9 @@ class Demo:
             "--producer-key-file", str(self._place.producer_key),
             "--layer-interval-ms", str(self._args.layer_interval_ms),
             "--manifest-every", "1", "--after-sessions", "1", "--log-level", "warning",
-            "--codec", self._codec.name,
+            "--codec", self._codec.name, "--segment-blocks", str(self._prefill.segment_blocks),
+            "--append", str(self._args.append),
+            "--append-interval-ms", str(self._args.layer_interval_ms),
         )  # fmt: skip
         async with self._daemon("producer", command) as producer:
             yield await _port_of(producer) if relay is None else relay
@@ -193,6 +227,8 @@ class Demo:
             "--trust", str(self._place.trusted_key), "--require-signature",
             "--deadline-s", str(self._args.deadline_s), "--log-level", "warning",
             "--discovery-timeout-s", str(_START_S), "--codec", self._codec.name,
+            # Those that follow know all tokens, so that what is appended is confirmed.
+            *(("--follow", "--prefixes", "any") if self._args.append else ()),
         )  # fmt: skip
         began = time.monotonic()
         self._board.started(column)
@@ -202,12 +238,17 @@ class Demo:
                 if self._args.json:
                     self._output.write({"consumer": column, **event})
                 match event["event"]:
-                    case "layer-ready":
+                    case "layer-ready" if event["segment"] < self._prefill.segments:
+                        outcome.ready_in[event["layer"]] += 1
+                        if outcome.ready_in[event["layer"]] < self._prefill.segments:
+                            continue  # it is not there for the whole prompt yet
                         outcome.ready_s.append(time.monotonic() - began)
                         self._board.ready(column, event["layer"], event["trust"])
                         # A process takes a while to start, so it is started well before.
                         if len(outcome.ready_s) * 4 >= self._layers:
                             self._middle.set()
+                    case "segment-complete" if event["segment"] >= self._prefill.segments:
+                        outcome.appended += 1
                     case "publication-complete" | "failed":
                         outcome.last = event
             outcome.status = await consumer.wait()
@@ -220,6 +261,7 @@ class Demo:
             summary = (outcome.last or {}).get("summary", {})
             same = outcome.status == 0 and same_tensors(self._source, outcome.out, self._codec)
             good &= same and summary.get("duplicates") == 0
+            good &= outcome.appended == self._args.append
             self._output.tell(
                 "consumer",
                 name=column.name,
@@ -230,6 +272,7 @@ class Demo:
                 rejected=summary.get("rejected", 0),
                 first_layer_s=summary.get("first_layer_s"),
                 last_layer_s=summary.get("last_layer_s"),
+                appended=outcome.appended,
                 codec=self._codec.name,
                 lossless=self._codec.lossless,
                 identical=same and self._codec.lossless,
@@ -257,6 +300,12 @@ class Outcome:
     out: Path
     status: int = -1
     ready_s: list[float] = field(default_factory=list)
+    ready_in: Counter[int] = field(default_factory=Counter)
+    """By layer, in how many segments of the prefill it is ready."""
+
+    appended: int = 0
+    """Appended segments that are complete."""
+
     last: dict[str, Any] | None = None
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -40,7 +41,8 @@ With --http, blocks are served over HTTPS as well, to who has a token of --token
       --index https://index:8443 --index-token-file mine.token --ca-file ca.pem
 
 With --repeat-s it is published again and again, each time under a new Publication ID; earlier ones
-are kept for --ttl-s. With --prompt-to it only writes what kvcs consume takes as PROMPT, and ends.
+are kept for --ttl-s. With --append the last blocks follow one by one, for those who consume with
+--follow. With --prompt-to it only writes what kvcs consume takes as PROMPT, and ends.
 
 A cache file holds the tensors k.LAYER and v.LAYER, [tokens, heads, dim] each. Beside it lies a
 JSON file of the same name with the members "descriptor" and "tokens".
@@ -78,6 +80,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="blocks of one segment, as a chunked prefill makes them (default: all in one)",
     )  # fmt: skip
     source.add_argument(
+        "--append", type=int, default=0, metavar="N",
+        help="append the last N blocks one after the other, as decoding makes them: they are no "
+        "part of the prefix that is announced (default: 0)",
+    )  # fmt: skip
+    source.add_argument(
+        "--append-blocks", type=int, default=1, metavar="N",
+        help="blocks of one segment that is appended (default: 1)",
+    )  # fmt: skip
+    source.add_argument(
+        "--append-interval-ms", type=float, default=0.0, metavar="MS",
+        help="milliseconds from one such segment to the next (default: all at once)",
+    )  # fmt: skip
+    source.add_argument(
         "--layer-interval-ms", type=float, default=0.0, metavar="MS",
         help="milliseconds from one layer to the next (default: all at once)",
     )  # fmt: skip
@@ -101,11 +116,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
     if args.prompt_to is not None:
-        _write_prompt(_source(args), args.prompt_to)
+        source = _source(args)
+        _write_prompt(source, _prefix(source, args), args.prompt_to)
         return 0
     settings = settings_from(ProducerSettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     source = _source(args)
+    _prefix(source, args)  # one that cannot be is refused here
     producer = Producer(
         settings.load_scope_key(),
         ProducerOptions.of(settings),
@@ -146,7 +163,8 @@ async def _publish(
     output: Output,
     stopping: asyncio.Event,
 ) -> None:
-    handle = producer.open(source.descriptor, source.tokens)
+    prefix = _prefix(source, args)
+    handle = producer.open(source.descriptor, prefix)
     name = handle.name
     output.tell(
         "publication-opened",
@@ -154,7 +172,7 @@ async def _publish(
         compatibility=name.compatibility_id.hex(),
         anchor=name.anchor_key.hex(),
         publication=name.publication_id.hex(),
-        tokens=len(source.tokens),
+        tokens=len(prefix),
         usable_tokens=handle.usable_tokens,
         layers=source.descriptor.layers,
         encodings=list(map(str, producer.encodings)),
@@ -166,7 +184,7 @@ async def _publish(
         await handle.abandon("stopped before production")
         return
     began = time.monotonic()
-    await _until_stopped(handle, source, args.segment_blocks, stopping)
+    await _until_stopped(handle, source, args, stopping)
     if not stopping.is_set():
         output.tell(
             "publication-finished",
@@ -189,11 +207,18 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
 async def _until_stopped(
     handle: PublicationHandle,
     source: BlockSource,
-    segment_blocks: int | None,
+    args: Namespace,
     stopping: asyncio.Event,
 ) -> None:
     """Feed the publication to its end, or abandon it when the process is told to stop."""
-    feeding = asyncio.create_task(handle.feed(source, segment_blocks=segment_blocks))
+    feeding = asyncio.create_task(
+        handle.feed(
+            source,
+            segment_blocks=args.segment_blocks,
+            append_blocks=args.append_blocks,
+            append_interval_s=args.append_interval_ms / 1000,
+        )
+    )
     waiting = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({feeding, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -213,6 +238,10 @@ def _source(args: Namespace) -> BlockSource:
         raise ConfigError(f"--layer-interval-ms is {args.layer_interval_ms}, expected 0 or more")
     if args.segment_blocks is not None and args.segment_blocks < 1:
         raise ConfigError(f"--segment-blocks is {args.segment_blocks}, expected 1 or more")
+    if not args.append_interval_ms >= 0:
+        raise ConfigError(f"--append-interval-ms is {args.append_interval_ms}, expected 0 or more")
+    if args.append_blocks < 1:
+        raise ConfigError(f"--append-blocks is {args.append_blocks}, expected 1 or more")
     if args.repeat_s is not None and not args.repeat_s >= 0:
         raise ConfigError(f"--repeat-s is {args.repeat_s}, expected 0 or more")
     interval_s = args.layer_interval_ms / 1000
@@ -230,8 +259,19 @@ def _source(args: Namespace) -> BlockSource:
     return source
 
 
-def _write_prompt(source: BlockSource, path: str) -> None:
-    members = {"descriptor": source.descriptor.members(), "tokens": list(map(int, source.tokens))}
+def _prefix(source: BlockSource, args: Namespace) -> Sequence[int]:
+    """Return the tokens of the prefix: all but those of the blocks that are appended."""
+    size = source.descriptor.block_tokens
+    blocks = len(source.tokens) // size
+    if not 0 <= args.append < max(blocks, 1):
+        raise ConfigError(
+            f"--append is {args.append}, expected 0 to {blocks - 1}: the cache has {blocks} blocks"
+        )
+    return source.tokens[: (blocks - args.append) * size] if args.append else source.tokens
+
+
+def _write_prompt(source: BlockSource, tokens: Sequence[int], path: str) -> None:
+    members = {"descriptor": source.descriptor.members(), "tokens": list(map(int, tokens))}
     try:
         Path(path).write_bytes(orjson.dumps(members) + b"\n")
     except OSError as exc:

@@ -25,9 +25,10 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.lifecycle import cancelled_by_sigterm
 from kvcs.link import client_tls, quic_settings
+from kvcs.profile.manifest import DEFAULT_LIMITS
 from kvcs.profile.naming import PublicationName
 from kvcs.store.shared import SharedArraySink
-from kvcs.store.sink import ArraySink, BlockSink, SafetensorsSink
+from kvcs.store.sink import ArraySink, BlockSink, GrowingSafetensorsSink, SafetensorsSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ def wished(
     layers: range | None,
     blocks: range | None = None,
     segments: frozenset[int] | None = None,
+    follow: bool = False,
 ) -> Wish:
     """Return what is wanted: a part, in the codecs that the settings allow."""
     return Wish(
@@ -112,6 +114,7 @@ def wished(
         codecs=tuple(dict.fromkeys(name.removeprefix("kv.") for name in settings.encodings))
         or None,
         require_lossless=settings.require_lossless,
+        follow=follow,
     )
 
 
@@ -146,6 +149,7 @@ def sink_for(
     *,
     tokens: NDArray[np.uint32] | None,
     notes: dict[str, Any] | None = None,
+    grows: bool = False,
 ) -> BlockSink:
     """Return where tensors land.
 
@@ -153,19 +157,27 @@ def sink_for(
         out: A file to write; None: memory, to verify and discard.
         settings: How much memory, and whether processes share it.
         tokens: The tokens of what is written, from its first block on, if they are known.
-        notes: Members of the JSON file beside ``out``.
+        notes: Members of the JSON file beside ``out``, where it does not grow.
+        grows: Whether more may come than is known of at first.
 
     Raises:
-        ConfigError: If the folder cannot be written to.
+        ConfigError: If the folder cannot be written to, or a file is to grow between processes.
     """
+    limit_octets = settings.max_cache_octets
     if out is not None:
         if not os.access(Path(out).parent, os.W_OK | os.X_OK):
             raise ConfigError(f"--out {out}: {Path(out).parent} is no folder to write to")
         listed = None if tokens is None else tokens.tolist()
-        return SafetensorsSink(out, tokens=listed, notes=notes)
+        if not grows:
+            return SafetensorsSink(out, tokens=listed, notes=notes)
+        if settings.processes:
+            raise ConfigError("--follow --out is for one process, expected it without --processes")
+        return GrowingSafetensorsSink(out, tokens=listed or (), limit_octets=limit_octets)
     if settings.processes:
-        return SharedArraySink(limit_octets=settings.max_cache_octets)
-    return ArraySink(limit_octets=settings.max_cache_octets)
+        # As much as may be: what nothing is placed in takes no memory.
+        reserve_blocks = DEFAULT_LIMITS.blocks if grows else 0
+        return SharedArraySink(limit_octets=limit_octets, reserve_blocks=reserve_blocks)
+    return ArraySink(limit_octets=limit_octets)
 
 
 async def retrieve(

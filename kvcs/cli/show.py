@@ -326,12 +326,13 @@ def _add_manifest(report: Report, text: bytes) -> None:
                 f"{state}",
             )
         )
+        where = "" if entry.digests_in is None else f" (in version {entry.digests_in})"
         for track in entry.tracks:
             octets = layout.section_octets(track.component) * entry.blocks * manifest.layers
             report.rows.append(
                 (
                     f"  {track}",
-                    f"digests of {entry.groups(track)} of {manifest.layers} layers, "
+                    f"digests of {entry.groups(track)} of {manifest.layers} layers{where}, "
                     f"{octets} octets of tensors",
                 )
             )
@@ -351,6 +352,7 @@ def _entry_values(entry: SegmentEntry) -> dict[str, Any]:
         "blocks": entry.blocks,
         "block_keys_sha256": entry.block_keys_sha256.hex(),
         "complete": entry.complete,
+        "digests_in": entry.digests_in,
         "tracks": {str(track): {"layers_listed": entry.groups(track)} for track in entry.tracks},
     }
 

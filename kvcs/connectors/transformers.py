@@ -1,7 +1,8 @@
 """A model run by the library transformers as producer and consumer of KV caches.
 
 The producing side computes the prompt's whole blocks in one pass and hands each layer's K and V
-over while the model computes the next (:class:`LayerTap`). The consuming side rebuilds the cache
+over while the model computes the next (:class:`LayerTap`); or in several passes, and then block by
+block while the text goes on (:class:`BlockTap`). The consuming side rebuilds the cache
 from what it received (:func:`cache_from_arrays`) and computes only the tokens after it
 (:func:`continue_greedy`).
 
@@ -47,6 +48,8 @@ from kvcs.errors import ConfigError, KvcsError
 Array: TypeAlias = NDArray[Any]
 #: Told of each layer, in order: its number and its K and V, ``[tokens, heads, dim]``.
 OnLayer: TypeAlias = Callable[[int, Array, Array], None]
+#: Told of each block that is full: its tokens, and K and V of all layers, as above.
+OnBlock: TypeAlias = Callable[[list[int], list[tuple[Array, Array]]], None]
 
 #: Names a folder to keep models in; without it they lie in the user's cache folder.
 MODEL_DIR_VARIABLE = "KVCS_MODEL_DIR"
@@ -422,8 +425,13 @@ class LayerTap:
         self._on_layer = on_layer
         self._dtype = dtype
 
-    def prefill(self, token_ids: Sequence[int]) -> Any:
+    def prefill(self, token_ids: Sequence[int], cache: Any = None) -> Any:
         """Compute the tokens in one pass; return the cache, for :func:`continue_greedy`.
+
+        Args:
+            token_ids: The tokens.
+            cache: What an earlier call returned: these tokens follow those of it, as in a prefill
+                that is cut into chunks, and ``on_layer`` is told of them alone.
 
         Raises:
             ConfigError: If the element type is not one a cache can have here.
@@ -432,7 +440,7 @@ class LayerTap:
         if not token_ids:
             raise ValueError("no tokens to compute")
         numpy_type = _numpy_type(self._dtype)
-        tapped = _cache_class()(self._model, self._dtype)
+        tapped = _cache_class()(self._model, self._dtype) if cache is None else cache
         on_layer = self._on_layer
 
         def hand_over(layer: int, k: Any, v: Any) -> None:
@@ -442,6 +450,52 @@ class LayerTap:
         _forward(self._model, token_ids, tapped)
         tapped.on_update = None
         return tapped
+
+
+class BlockTap:
+    """Hands each block over that fills up while a text goes on, with all of its layers.
+
+    Watches every pass over a cache from now on, whoever runs it: ``on_block(tokens, layers)`` is
+    called inside the pass that filled the block, in the thread that runs it. ``layers[i]`` is K and
+    V of layer ``i``, ``[block_tokens, heads, dim]``; they belong to the callee.
+
+    Args:
+        cache: From :meth:`LayerTap.prefill`. It holds whole blocks: tokens of a block that was
+            begun before have not been seen.
+        block_tokens: Tokens of a block.
+        on_block: Told of each block.
+
+    Raises:
+        ValueError: If the cache does not end with a whole block.
+    """
+
+    def __init__(self, cache: Any, block_tokens: int, on_block: OnBlock) -> None:
+        if left := cache.get_seq_length() % block_tokens:
+            raise ValueError(f"the cache ends {left} tokens into a block of {block_tokens}")
+        self._cache, self._size, self._on_block = cache, block_tokens, on_block
+        self._type = _numpy_type(cache.published_dtype)
+        self._tokens: list[int] = []
+        self._layers: list[tuple[Array, Array]] = []
+        self._pass: list[tuple[Array, Array]] = []
+        cache.on_update = self._update
+
+    def _update(self, layer: int, k: Any, v: Any) -> None:
+        self._pass.append((_to_array(k, self._type), _to_array(v, self._type)))
+        if layer < len(self._cache.layers) - 1:
+            return
+        self._tokens += self._cache.pass_ids
+        began = self._layers or [(k[:0], v[:0]) for k, v in self._pass]
+        self._layers = [
+            (np.concatenate((k, more_k)), np.concatenate((v, more_v)))
+            for (k, v), (more_k, more_v) in zip(began, self._pass, strict=True)
+        ]
+        self._pass = []
+        size = self._size
+        while len(self._tokens) >= size:
+            tokens, self._tokens = self._tokens[:size], self._tokens[size:]
+            full = [(k[:size], v[:size]) for k, v in self._layers]
+            self._layers = [(k[size:], v[size:]) for k, v in self._layers]
+            self._on_block(tokens, full)
 
 
 def cache_from_arrays(
@@ -473,7 +527,13 @@ def cache_from_arrays(
 
 
 def continue_greedy(
-    model: Any, prompt_ids: Sequence[int], cache: Any, cached_tokens: int, count: int = 32
+    model: Any,
+    prompt_ids: Sequence[int],
+    cache: Any,
+    cached_tokens: int,
+    count: int = 32,
+    *,
+    decoded: int = 0,
 ) -> list[int]:
     """Return the ``count`` most likely tokens after a prompt, one after another.
 
@@ -482,11 +542,13 @@ def continue_greedy(
 
     Args:
         model: The model that the cache belongs to.
-        prompt_ids: The whole prompt.
+        prompt_ids: The whole prompt, and what of the text there is already.
         cache: From :meth:`LayerTap.prefill` or :func:`cache_from_arrays`. It grows as the text
             goes on, so it serves one call.
         cached_tokens: How many tokens of the prompt it holds.
         count: Tokens to return.
+        decoded: How many tokens of the text there are at the end of the prompt. Whoever wrote them
+            computed one at a time, and so it is done here with those that the cache lacks.
 
     Raises:
         ValueError: If the cache holds another number of tokens, or leaves none to compute.
@@ -498,19 +560,24 @@ def continue_greedy(
             f"{cached_tokens} tokens in the cache leave none of {len(prompt_ids)} to compute"
         )
     pending = list(prompt_ids[cached_tokens:])
+    at_once = max(len(pending) - decoded, 0)
+    passes = [pending[:at_once]] if at_once else []
+    passes += ([token] for token in pending[at_once:])
     text: list[int] = []
     while len(text) < count:
-        scores = _forward(model, pending, cache)
-        pending = [int(scores.argmax())]
-        text += pending
+        for token_ids in passes:
+            scores = _forward(model, token_ids, cache)
+        passes = [[int(scores.argmax())]]
+        text += passes[0]
     return text
 
 
 def _forward(model: Any, token_ids: Sequence[int], cache: Any) -> Any:
     """Run one pass and return the scores of the token after it."""
     torch = _torch()
+    cache.pass_ids = list(token_ids)
     with torch.inference_mode():
-        ids = torch.tensor([list(token_ids)], device=model.device)
+        ids = torch.tensor([cache.pass_ids], device=model.device)
         out = model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
     return out.logits[0, -1]
 
@@ -580,6 +647,10 @@ def _cache_class() -> Any:
         def __init__(self, model: Any, dtype: str, received: _Received | None = None) -> None:
             super().__init__(config=model.config)
             self.on_update: Callable[[int, Any, Any], None] | None = None
+            self.pass_ids: list[int] = []
+            """Tokens of the pass that runs, or ran last."""
+
+            self.published_dtype = dtype
             self._narrow = getattr(torch, dtype)
             self._received = received
             if received is not None:

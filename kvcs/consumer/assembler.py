@@ -10,7 +10,7 @@ Pure: no sockets, no tensors, no time. An Object goes through it like this:
 Memory grows with what has been admitted, never with what a manifest promises.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -18,18 +18,22 @@ from kvcs.consumer.events import (
     Event,
     Gap,
     LayerReady,
+    LayerSpan,
     ManifestAccepted,
     ObjectRejected,
     SegmentComplete,
+    SegmentConfirmed,
+    SegmentDiffers,
     Summary,
     Trust,
 )
 from kvcs.consumer.joining import Bond, CannotJoin, Estate, Held, Joint, bond_of, join
-from kvcs.consumer.ranges import RangeSet
+from kvcs.consumer.ranges import RangeSet, runs
 from kvcs.consumer.selection import SegmentPlan, Wish, plan_segment
 from kvcs.errors import BadManifest, BadObject, KvcsError, Rejection
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.keys import block_keys_sha256
 from kvcs.profile.manifest import DIGEST_OCTETS, Manifest, SegmentEntry
 from kvcs.profile.naming import DataTrack, PublicationName
 
@@ -116,11 +120,12 @@ class Track:
 class Segment:
     """How far one segment is."""
 
-    __slots__ = ("entry", "layers", "plan", "tracks", "unready")
+    __slots__ = ("confirmed", "entry", "layers", "plan", "tracks", "unready")
 
-    def __init__(self, plan: SegmentPlan, entry: SegmentEntry) -> None:
+    def __init__(self, plan: SegmentPlan, entry: SegmentEntry, *, confirmed: bool) -> None:
         self.plan = plan
         self.entry = entry
+        self.confirmed = confirmed
         self.tracks = [Track(name, self) for name in plan.tracks]
         self.layers: dict[int, Layer] = {}
         self.unready = len(plan.layers)
@@ -143,8 +148,9 @@ class Assembler:
         blocks: Blocks of the prefix that it was found under: everything wanted ends there.
             None: at the end of the last segment that the first manifest lists, if the wish
             does not say.
-        known_blocks: Blocks whose keys the caller knows; a segment that reaches beyond them
-            cannot be confirmed and is never used (decision 6). None: the tokens are not known.
+        known_blocks: Blocks whose keys every manifest is held against; a segment that reaches
+            beyond them cannot be confirmed by that, and is never used unless the wish is to
+            follow what is appended (decision 6). None: the tokens are not known.
         early_octets: Payload octets kept until a manifest is accepted.
         follows: The publication that this one is to go on for, of which nothing more will come;
             its first manifest decides whether it can. Both share what there is from then on.
@@ -173,8 +179,13 @@ class Assembler:
         self._wish = wish
         self._codecs = codecs
         self._known = known_blocks
-        self._end = _least(blocks, wish.blocks.stop if wish.blocks is not None else None)
+        self._prefix = _least(blocks, wish.blocks.stop if wish.blocks is not None else None)
+        self._end = self._prefix
+        self._is_following = wish.follow
+        self._parting: int | None = None  # the segment from which on other tokens are covered
         self._segments: dict[int, Segment] = {}
+        self._order: list[Segment] = []  # the same, as they lie in the context
+        self._spans: dict[int, int] = {}  # by layer, of how many of them it is ready without a gap
         self._tracks: dict[DataTrack, Track] = {}
         self._planned = 0  # entries of the manifest that were looked at
         self._early: list[EarlyObject] = []
@@ -210,6 +221,7 @@ class Assembler:
         if self.manifest is not None:
             try:
                 manifest.check_follows(self.manifest)
+                manifest = manifest.with_digests_of(self.manifest)
             except BadManifest as exc:
                 raise Contradicted(str(exc)) from None
         self.manifest, self.version = manifest, version
@@ -227,27 +239,58 @@ class Assembler:
                 complete=manifest.complete,
             )
         ]
-        for number, segment in self._segments.items():
-            if number in self._kept:
-                continue  # its digests are another publication's
-            segment.entry = manifest.segments[segment.plan.segment]
-            events += self._attest(segment)
+        events += self._compare(manifest)
         return events
 
+    @property
+    def digests_in(self) -> set[int]:
+        """Earlier versions of the manifest whose digests keep layers from being ready."""
+        if not self.signed:
+            return set()
+        found = {segment.entry.digests_in for segment in self._order if segment.unready}
+        return {version for version in found if version is not None}
+
+    def supply(self, earlier: Manifest) -> list[Event]:
+        """Take the digests that the newest manifest leaves out from an earlier version.
+
+        Args:
+            earlier: A version that passed :func:`~kvcs.consumer.trust.check_manifest` as well.
+
+        Returns:
+            What follows from it, in order.
+
+        Raises:
+            Contradicted: If the two say different things.
+        """
+        assert self.manifest is not None, "or nothing would be left out"
+        try:
+            self.manifest.check_follows(earlier)
+            self.manifest = self.manifest.with_digests_of(earlier)
+        except BadManifest as exc:
+            raise Contradicted(str(exc)) from None
+        return list(self._compare(self.manifest))
+
+    def _compare(self, manifest: Manifest) -> Iterator[Event]:
+        """Compare what is listed of each segment by now with what came of it."""
+        for segment in self._order:
+            if segment.plan.segment in self._kept:
+                continue  # its digests are another publication's
+            segment.entry = manifest.segments[segment.plan.segment]
+            yield from self._attest(segment)
+
     def _plan_new_segments(self, manifest: Manifest) -> None:
-        wished = self._wish.segments
-        last = len(manifest.segments) - 1 if wished is None else max(wished)
-        if self._end is None and 0 <= last < len(manifest.segments):
-            self._end = manifest.segments[last].end_block
+        self._end = self._reach(manifest.segments)
         for entry in manifest.segments[self._planned :]:
             self._planned += 1
-            if self._known is not None and entry.end_block > self._known:
+            if not self._is_usable(entry):
                 continue
             plan = plan_segment(
                 entry, manifest.compat, self._wish, self._codecs, self._end, manifest.codecs
             )
             if plan is not None:
-                segment = self._segments[plan.segment] = Segment(plan, entry)
+                confirmed = self._known is not None and entry.end_block <= self._known
+                segment = self._segments[plan.segment] = Segment(plan, entry, confirmed=confirmed)
+                self._order.append(segment)
                 self._tracks.update((track.name, track) for track in segment.tracks)
 
     def _take_over(self, before: "Assembler", manifest: Manifest) -> None:
@@ -266,7 +309,8 @@ class Assembler:
             self._segments[number] = before.hand_over(number)
             if joint is Joint.KEPT:
                 self._kept.add(number)
-        tracks = (track for segment in self._segments.values() for track in segment.tracks)
+        self._order = list(self._segments.values())
+        tracks = (track for segment in self._order for track in segment.tracks)
         self._tracks = {track.name: track for track in tracks}
         self._count_on(before.summary())
 
@@ -278,6 +322,84 @@ class Assembler:
         self._objects, self._octets = so_far.objects, so_far.octets
         self._attested, self._duplicates = so_far.attested, so_far.duplicates
         self._unwanted, self._rejected = so_far.unwanted, so_far.rejected
+
+    def _reach(self, listed: Sequence[SegmentEntry]) -> int | None:
+        """Return where everything wanted ends, as far as the segments listed tell."""
+        end, wished = self._end, self._wish.segments
+        if end is not None and not self._is_following:
+            return end
+        last = len(listed) - 1 if wished is None else max(wished)
+        if self._is_following:
+            last = min(last, len(listed) - 1)
+        if not 0 <= last < len(listed):
+            return end
+        bound = self._wish.blocks.stop if self._wish.blocks is not None else None
+        return _least(max(listed[last].end_block, end or 0), bound)
+
+    def _is_usable(self, entry: SegmentEntry) -> bool:
+        """Whether a segment may be used at all; not whether anything of it is wanted."""
+        if self._parting is not None and entry.segment >= self._parting:
+            return False
+        return self._wish.follow or self._known is None or entry.end_block <= self._known
+
+    def confirm(self, keys: Sequence[bytes]) -> list[Event]:
+        """Hold what was appended behind the prefix against Block Keys that are known by now.
+
+        Where the caller's context and the publication part, following ends: nothing of that
+        segment or behind it is wanted any more.
+
+        Args:
+            keys: Block Keys of the caller's whole context, from its first block on.
+
+        Returns:
+            What follows from it, in order.
+
+        Raises:
+            Contradicted: If already the first wanted segment covers other tokens.
+        """
+        events: list[Event] = []
+        for segment in self._order:
+            if segment.confirmed:
+                continue
+            entry, plan = segment.entry, segment.plan
+            if entry.end_block > len(keys):
+                break
+            found = block_keys_sha256(keys[entry.first_block : entry.end_block])
+            if found != entry.block_keys_sha256:
+                if segment is self._order[0]:
+                    raise Contradicted(f"segment {plan.segment} covers other tokens than expected")
+                self._part_at(segment)
+                events.append(
+                    SegmentDiffers(
+                        segment=plan.segment,
+                        token_start=plan.token_start,
+                        token_end=plan.token_end,
+                    )
+                )
+                break
+            segment.confirmed = True
+            events.append(
+                SegmentConfirmed(
+                    segment=plan.segment, token_start=plan.token_start, token_end=plan.token_end
+                )
+            )
+        return events
+
+    def _part_at(self, segment: Segment) -> None:
+        at = self._order.index(segment)
+        for dropped in self._order[at:]:
+            del self._segments[dropped.plan.segment]
+            for track in dropped.tracks:
+                del self._tracks[track.name]
+        del self._order[at:]
+        self._spans = {layer: min(count, at) for layer, count in self._spans.items()}
+        self._parting, self._is_following = segment.plan.segment, False
+        # What the prefix reaches beyond this block is still wanted, and then known to be missing.
+        self._end = max(segment.plan.context_blocks.start, self._prefix or 0)
+
+    def stop(self) -> None:
+        """Follow no further: what is listed by now, and the prefix, is all that is wanted."""
+        self._is_following = False
 
     def _attest(self, segment: Segment) -> Iterator[Event]:
         """Compare the digests that are newly listed with those of the Objects that came."""
@@ -372,7 +494,9 @@ class Assembler:
         Raises:
             BadObject: If the manifest lists another digest. It counts as missing.
         """
-        state = self._tracks[track]
+        if (state := self._tracks.get(track)) is None:
+            self._unwanted += 1  # by now: the contexts part there
+            return False
         if (row := state.rows.get(layer)) is None:
             row = state.rows[layer] = Row()
         if block in row.have:
@@ -426,6 +550,7 @@ class Assembler:
             trust=Trust.VERIFIED if state.unattested else Trust.ATTESTED,
             codec=plan.codec,
             lossless=self._codecs[plan.codec].lossless,
+            confirmed=segment.confirmed,
         )
         if not segment.unready:
             yield SegmentComplete(
@@ -460,17 +585,55 @@ class Assembler:
         listed = self.manifest.segments if self.manifest is not None else ()
         if wished is not None and listed and max(wished) < len(listed):
             return range(end, end)
-        usable = [e.end_block for e in listed if self._known is None or e.end_block <= self._known]
+        usable = [entry.end_block for entry in listed if self._is_usable(entry)]
         start = max(usable, default=self._wish.blocks.start if self._wish.blocks else 0)
         return range(min(start, end), end)
 
     @property
     def is_complete(self) -> bool:
         """Whether everything wanted is ready. Counted, not announced (decision 9)."""
+        return not self.is_following and self.is_idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that is wanted of what is known is ready; more may be appended."""
         return (
             self.extent is not None
             and not self.unlisted
             and all(segment.unready == 0 for segment in self._segments.values())
+        )
+
+    @property
+    def is_following(self) -> bool:
+        """Whether segments that are not listed yet are wanted, however many may come."""
+        if not self._is_following:
+            return False
+        wish, listed = self._wish, self.manifest.segments if self.manifest is not None else ()
+        if wish.segments is not None and max(wish.segments) < len(listed):
+            return False
+        return wish.blocks is None or not listed or listed[-1].end_block < wish.blocks.stop
+
+    def span(self, layer: int) -> LayerSpan | None:
+        """Say how far a layer is ready without a gap; None before anything is known to be wanted.
+
+        Cheap to ask again and again: it goes on from where it came to the last time.
+        """
+        extent, order = self.extent, self._order
+        if extent is None:
+            return None
+        count = self._spans.get(layer, 0)
+        while count < len(order):
+            state = order[count].layers.get(layer)
+            if state is None or not state.reported:
+                break
+            count += 1
+        self._spans[layer] = count
+        size = order[0].plan.block_tokens
+        return LayerSpan(
+            layer=layer,
+            token_start=extent.start * size,
+            token_end=order[count - 1].plan.token_end if count else extent.start * size,
+            whole=count == len(order) and not self.unlisted,
         )
 
     @property
@@ -494,8 +657,9 @@ class Assembler:
     def told_ready(self) -> Iterator[tuple[int, tuple[range, ...]]]:
         """Yield each segment of which layers were reported, and those in ascending runs."""
         for number, segment in self._segments.items():
-            if runs := _runs(sorted(n for n, layer in segment.layers.items() if layer.reported)):
-                yield number, runs
+            told = tuple(runs(n for n, layer in segment.layers.items() if layer.reported))
+            if told:
+                yield number, told
 
     @property
     def estate(self) -> Estate | None:
@@ -564,18 +728,21 @@ class Assembler:
         Args:
             track: Look at this one alone; None: at all.
         """
-        for state in list(self._tracks.values()):
-            if track is None or state.name == track:
+        one = self._tracks.get(track) if track is not None else None
+        for state in list(self._tracks.values()) if track is None else [one]:
+            if state is not None:
                 yield from _rectangles(state.name, _missing(state))
 
     def unattested(self) -> Iterator[Gap]:
         """Yield what is there but keeps a layer from being ready, for want of attestation."""
-        for segment in self._segments.values() if self.signed else ():
+        for segment in self._order if self.signed else ():
+            if not segment.unready:
+                continue
             for track in segment.tracks:
                 rows = sorted(track.rows.items())
                 yield from _rectangles(
                     track.name,
-                    ((range(layer, layer + 1), _runs(row.waiting)) for layer, row in rows),
+                    ((range(layer, layer + 1), tuple(runs(row.waiting))) for layer, row in rows),
                 )
 
     def summary(
@@ -624,13 +791,6 @@ def _rectangles(track: DataTrack, rows: Iterable[tuple[range, tuple[range, ...]]
                 last_block=run.stop - 1,
             )
         layers, blocks = next_layers, next_blocks
-
-
-def _runs(numbers: Iterable[int]) -> tuple[range, ...]:
-    runs = RangeSet()
-    for number in numbers:
-        runs.add(number)
-    return tuple(runs.ranges())
 
 
 def _contradiction(found: bytes, listed: bytes) -> str:

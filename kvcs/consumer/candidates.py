@@ -12,8 +12,8 @@ from kvcs.consumer.selection import Wish, plan_segment
 from kvcs.errors import NotFound
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.layout import Layout
-from kvcs.profile.manifest import Manifest
-from kvcs.profile.naming import PublicationName
+from kvcs.profile.manifest import Manifest, SegmentEntry
+from kvcs.profile.naming import DataTrack, PublicationName
 
 
 class Candidates:
@@ -122,7 +122,9 @@ def rank(offer: Offer) -> Rank:
             continue
         if plan is not None:
             held += sum(
-                len(range(plan.layers.start, min(entry.groups(track), plan.layers.stop)))
+                len(
+                    range(plan.layers.start, min(_listed(manifest, entry, track), plan.layers.stop))
+                )
                 for track in plan.tracks
             )
     blocks = reach if offer.blocks is None else offer.blocks
@@ -143,6 +145,11 @@ def rank(offer: Offer) -> Rank:
         held=held,
         version=offer.version,
     )
+
+
+def _listed(manifest: Manifest, entry: SegmentEntry, track: DataTrack) -> int:
+    """Return of how many Groups digests are listed, here or in an earlier version."""
+    return manifest.layers if entry.digests_in is not None else entry.groups(track)
 
 
 #: Octets from which on a speed has been measured, and not the start of a connection.

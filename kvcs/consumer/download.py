@@ -5,7 +5,8 @@ state belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,13 @@ from kvcs.consumer.errands import (
     Report,
     TimedOut,
 )
-from kvcs.consumer.events import Event, FailureReason, ObjectRejected, SegmentComplete
+from kvcs.consumer.events import (
+    Event,
+    FailureReason,
+    ObjectRejected,
+    SegmentComplete,
+    SegmentDiffers,
+)
 from kvcs.consumer.examining import Examined
 from kvcs.consumer.failures import Failure, lacking
 from kvcs.consumer.fetching import Awaited, cut
@@ -30,7 +37,15 @@ from kvcs.consumer.filling import fill
 from kvcs.consumer.intake import Intake
 from kvcs.consumer.joining import CannotJoin
 from kvcs.consumer.lanes import Lane, Lanes
-from kvcs.consumer.opening import Job, Opened, Refused, open_publication, read_manifest
+from kvcs.consumer.opening import (
+    Job,
+    Opened,
+    Refused,
+    earlier_manifests,
+    open_publication,
+    read_manifest,
+)
+from kvcs.consumer.ranges import runs
 from kvcs.consumer.recovery import recompute_s
 from kvcs.consumer.sections import SectionSource
 from kvcs.consumer.selection import SegmentPlan
@@ -51,6 +66,7 @@ from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.store.shared import SharedSink
+from kvcs.store.sink import GrowingSink
 from kvcs.telemetry import LogEvent
 from moqt.aio import Subscription
 from moqt.codepoints import ObjectStatus, RangeMarkerKind, RequestErrorCode, StreamErrorCode
@@ -89,9 +105,12 @@ class Download:
     def __init__(self, name: PublicationName, job: Job, follows: "Download | None" = None) -> None:
         expected, settings = job.expected, job.settings
         self.name = name
+        # One that is known to go on otherwise than the prompt is not followed there.
+        parts = expected.wanted_blocks is not None
+        wish = replace(job.wish, follow=False) if parts else job.wish
         self.assembler: Assembler = Assembler(
             name,
-            wish=job.wish,
+            wish=wish,
             codecs=job.codecs,
             signed=False,  # until its manifest track is known
             blocks=expected.wanted_of(name),
@@ -105,6 +124,9 @@ class Download:
         self._loop = asyncio.get_running_loop()
         self.manifest_track: bytes | None = None
         self._sink_began = False
+        self._places = 0  # blocks that the sink has been told of
+        self._is_growing = wish.follow
+        self._block_keys: Sequence[bytes] = expected.block_keys
         self._follows = follows
         self._intake = Intake(
             job.pool,
@@ -126,6 +148,9 @@ class Download:
 
         self._may_begin = False  # the connections that are to be read over are there
         self._manifest_ended = False
+        self._earlier: dict[int, asyncio.Task[None]] = {}
+        """Who fetches which earlier version of the manifest, or has tried to."""
+
         self._gone: dict[Share | None, str] = {}
         """Shares whose publisher was lost, and how; None is the manifest."""
 
@@ -145,7 +170,7 @@ class Download:
         assert self._follows is not None, "it is to follow one"
         self._note_track(opened)
         before, self._follows = self._follows, None
-        self._sink_began = before.has_begun
+        self._sink_began, self._places = before.has_begun, before.places
         if (failure := self._accept(opened.manifest, opened.version)) is None:
             before.leave_sink()
         return failure
@@ -154,6 +179,11 @@ class Download:
     def has_begun(self) -> bool:
         """Whether the sink was told to begin, and is this download's."""
         return self._sink_began
+
+    @property
+    def places(self) -> int:
+        """Blocks that the sink was told of."""
+        return self._places
 
     def leave_sink(self) -> None:
         """Leave the sink as it is to another download."""
@@ -232,9 +262,14 @@ class Download:
                 await self._wake.wait()
                 continue
             if self._failure is None:
+                self._fetch_digests(group)
                 self._start_readers(group)
                 if (failure := self._exhausted()) is not None:
                     return failure
+            if self.assembler.is_idle:  # nobody owes us anything
+                self._progress_at = self._loop.time()
+                await set_within(self._wake, self._settings.stall_timeout_s)
+                continue
             stall_s = self._stall_s
             left = self._progress_at + stall_s - self._loop.time()
             if left <= 0:
@@ -271,9 +306,10 @@ class Download:
     def _exhausted(self) -> Failure | None:
         """Say what is wrong if nothing more can come; decision 9: hints alone do not count."""
         assembler = self.assembler
-        if self._intake.pending or any(not task.done() for _, task in self._shares()):
+        busy = [task for _, task in self._shares()] + list(self._earlier.values())
+        if self._intake.pending or any(not task.done() for task in busy):
             return None
-        may_grow = bool(assembler.unlisted) or assembler.extent is None
+        may_grow = bool(assembler.unlisted) or assembler.extent is None or assembler.is_following
         may_grow |= any(self._is_awaited(plan) for plan in assembler.plans)
         may_attest = any(True for _ in assembler.unattested())
         if not self._manifest_ended and (may_grow or may_attest):
@@ -335,7 +371,36 @@ class Download:
             return
         self._note_end(None, subscription.ended)
         self._manifest_ended = True
+        # What is appended cannot be counted (decision 9): that it has ended is only announced.
+        ended, listed = subscription.ended, self.assembler.manifest
+        is_over = ended is not None and End.of(ended.code, ended.reason) is End.ENDED
+        if is_over and listed is not None and listed.complete:
+            self.assembler.stop()
         self._wake.set()
+
+    def _fetch_digests(self, group: Tasks) -> None:
+        """Fetch earlier versions whose digests the newest one leaves out, each once."""
+        for versions in runs(self.assembler.digests_in - self._earlier.keys()):
+            task = group.start(self._fetch_versions(versions))
+            self._earlier.update(dict.fromkeys(versions, task))
+
+    async def _fetch_versions(self, versions: range) -> None:
+        """Fetch some versions. What does not come, a later version lists again."""
+        track = self.manifest_track
+        assert track is not None
+        lead = self._lanes.lead
+        try:
+            earlier = earlier_manifests(lead, self.name, track, versions, self.job)
+            async with aclosing(earlier):
+                async for manifest in earlier:
+                    for event in self.assembler.supply(manifest):
+                        self._tell(event)
+        except (BadManifest, Contradicted) as exc:
+            self._fail(Failure(FailureReason.CONTRADICTED, f"manifest refused: {exc}"))
+        except (MoqtError, TimeoutError) as exc:
+            log.debug(LogEvent.REQUEST_REFUSED, track=track.decode(), reason=str(exc))
+        finally:
+            self._wake.set()
 
     def _note_end(self, share: Share | None, ended: SubscriptionEnded | FetchEnded | None) -> None:
         """Note what the end of a request says of the publication or of who serves it."""
@@ -356,6 +421,7 @@ class Download:
         assembler = self.assembler
         try:
             events = assembler.accept(manifest, version)
+            events += self._confirm()
         except Contradicted as exc:
             return Failure(FailureReason.CONTRADICTED, str(exc))
         except CannotJoin as exc:
@@ -366,12 +432,10 @@ class Download:
         if events:
             self._progress_at = self._loop.time()
             log.debug(LogEvent.MANIFEST_ACCEPTED, publication=str(self.name), version=version)
-        if not self._sink_began and (extent := assembler.extent) is not None:
-            self._sink_began = True  # also if it fails: it may have begun something
-            try:
-                self._sink.begin(self.job.expected.descriptor, len(extent))
-            except ConfigError as exc:
-                return Failure(FailureReason.UNUSABLE, str(exc))
+        try:
+            self._make_room()
+        except ConfigError as exc:
+            return Failure(FailureReason.UNUSABLE, str(exc))
         for event in events:
             self._tell(event)
         if self._sink_began:
@@ -379,6 +443,43 @@ class Download:
                 self._take(early.track, early.layer, early.block, early.payload)
         self._wake.set()
         return None
+
+    def _make_room(self) -> None:
+        """Tell the sink what is to come: all of it at first, then what is appended."""
+        if (extent := self.assembler.extent) is None:
+            return
+        if not self._sink_began:
+            self._sink_began = True  # also if it fails: it may have begun something
+            self._places = len(extent)
+            self._sink.begin(self.job.expected.descriptor, self._places)
+        elif len(extent) > self._places:
+            assert isinstance(self._sink, GrowingSink), "or nothing would be followed"
+            self._places = len(extent)
+            self._sink.grow(self._places)
+
+    # -- a context that grows --------------------------------------------------------------------
+
+    def extend(self, block_keys: Sequence[bytes]) -> None:
+        """Hold what is appended against more Block Keys of the caller's."""
+        self._block_keys = block_keys
+        if self.assembler.manifest is None or self._closed or self._failure is not None:
+            return
+        try:
+            events = self._confirm()
+        except Contradicted as exc:
+            self._fail(Failure(FailureReason.CONTRADICTED, str(exc)))
+            return
+        for event in events:
+            self._tell(event)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Want nothing that is not listed yet."""
+        self.assembler.stop()
+        self._wake.set()
+
+    def _confirm(self) -> list[Event]:
+        return self.assembler.confirm(self._block_keys) if self._is_growing else []
 
     # -- data tracks -----------------------------------------------------------------------------
 
@@ -439,7 +540,7 @@ class Download:
         except MoqtError as exc:
             if lane.is_over and not self._lanes.is_lost:
                 # As if it had never been asked for: those that are left are asked for the rest.
-                self._readers[share.track].pop(share, None)
+                self._readers.get(share.track, {}).pop(share, None)
                 self._gone.pop(share, None)
             else:
                 self._lost(exc)
@@ -688,9 +789,15 @@ class Download:
             if rejected >= self._settings.max_rejected:
                 text = f"{rejected} Objects were rejected"
                 self._fail(Failure(FailureReason.INCOMPLETE, text))
-        elif isinstance(event, SegmentComplete):
+        elif isinstance(event, SegmentDiffers):
             for share, task in self._shares():
-                if share.track.segment == event.segment:
+                if share.track.segment >= event.segment:
+                    task.cancel()
+            self._wake.set()
+        elif isinstance(event, SegmentComplete):
+            # Nobody asks for anything of it again: of hundreds of segments most are like that.
+            for track in [track for track in self._readers if track.segment == event.segment]:
+                for task in self._readers.pop(track).values():
                     task.cancel()
             self._wake.set()
         self.job.tell(event)

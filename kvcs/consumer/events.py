@@ -18,6 +18,7 @@ __all__ = [
     "FailureReason",
     "Gap",
     "LayerReady",
+    "LayerSpan",
     "ManifestAccepted",
     "ObjectRejected",
     "PublicationComplete",
@@ -26,6 +27,8 @@ __all__ = [
     "ReadyLayers",
     "Rejection",
     "SegmentComplete",
+    "SegmentConfirmed",
+    "SegmentDiffers",
     "Summary",
     "TokenRange",
     "Trust",
@@ -194,6 +197,23 @@ class Summary:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpan:
+    """How far a layer is ready, over all segments from the first wanted one on, without a gap."""
+
+    layer: int
+
+    token_start: int
+    """First wanted token, as a position in the whole context."""
+
+    token_end: int
+    """Position after the last token that it is ready for; ``token_start`` if there is none."""
+
+    whole: bool
+    """Whether that is everything that is wanted and known: the prefix to its end, and each
+    appended segment that is listed by now."""
+
+
 class Event:
     """Base of everything that is told."""
 
@@ -283,6 +303,10 @@ class LayerReady(Event):
     lossless: bool = True
     """Whether they are, bit by bit, those that were published."""
 
+    confirmed: bool = False
+    """Whether its blocks are known to be of the caller's tokens, by their keys (decision 6). Of
+    what is appended behind the prefix that is not so until the caller tells the tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRejected(Event):
@@ -316,6 +340,37 @@ class SegmentComplete(Event):
     """How many layers were wanted of it."""
 
     token_start: int
+
+    token_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentConfirmed(Event):
+    """An appended segment is of the tokens that the caller has told meanwhile."""
+
+    name: ClassVar[str] = "segment-confirmed"
+
+    segment: int
+
+    token_start: int
+
+    token_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentDiffers(Event):
+    """An appended segment covers other tokens than the caller's.
+
+    Nothing of it and of what follows is wanted any more, and layers told of it are of no use to
+    the caller: the contexts part here. What is before stays good.
+    """
+
+    name: ClassVar[str] = "segment-differs"
+
+    segment: int
+
+    token_start: int
+    """Its first token; which of its tokens is the first to differ is not known."""
 
     token_end: int
 

@@ -67,6 +67,8 @@ def lacking(assembler: Assembler) -> tuple[FailureReason, str]:
         return FailureReason.INCOMPLETE, text
     if (gap := next(assembler.unattested(), None)) is not None:
         return FailureReason.UNATTESTED, f"the manifest ended without the digests of {gap}"
+    if assembler.is_following:
+        return FailureReason.INCOMPLETE, "the manifest ended, which does not end the publication"
     return FailureReason.INCOMPLETE, "the manifest lists nothing that is wanted"
 
 

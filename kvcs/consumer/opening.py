@@ -1,7 +1,7 @@
-"""Opening a publication: its manifest track, and the first manifest that is good. Shell."""
+"""Opening a publication: its manifest track, and the manifests on it that are good. Shell."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -165,6 +165,37 @@ async def read_manifest(
     if len(payload) < LARGE_MANIFEST_OCTETS:
         return check()
     return await asyncio.get_running_loop().run_in_executor(job.pool, check)
+
+
+async def earlier_manifests(
+    conn: MoqtConnection, name: PublicationName, track: bytes, versions: range, job: Job
+) -> AsyncGenerator[Manifest, None]:
+    """Fetch earlier versions of a manifest, for the digests that a later one leaves out.
+
+    Args:
+        conn: The connection to ask on.
+        name: The publication.
+        track: Its manifest track.
+        versions: Which; those that whoever is asked does not have are left out.
+        job: The retrieval that wants them.
+
+    Raises:
+        BadManifest: As :func:`read_manifest` does.
+        MoqtError: If the request is refused, or the connection is lost.
+        TimeoutError: If it is not answered in time.
+    """
+    fetch = await conn.fetch(
+        name.track(track),
+        location_filter=LocationFilter.group_end(versions.start, 0, versions.stop - 1),
+        priority=MANIFEST_PRIORITY,
+        timeout_s=job.settings.request_timeout_s,
+    )
+    try:
+        async for item in fetch:
+            if isinstance(item, ObjectReceived) and item.status is ObjectStatus.NORMAL:
+                yield await read_manifest(item.payload, track, name, item.location.group, job)
+    finally:
+        fetch.cancel()
 
 
 def _is_busy(refusal: Exception) -> bool:

@@ -106,8 +106,22 @@ class Pursuit:
         self._moves = Movements(
             sources.ways, self._job, self.recovery, sessions, processes, self._bound_to
         )
+        self._block_keys: Sequence[bytes] = job.expected.block_keys
+        self._is_stopped = False
         self._known: set[PublicationName] = set()  # that were told of
         self._refused: set[PublicationName] = set()  # that were told to be refused
+
+    def extend(self, block_keys: Sequence[bytes]) -> None:
+        """Hold what is appended against all Block Keys of the caller's that are known by now."""
+        self._block_keys = block_keys
+        if self.current is not None:
+            self.current.extend(block_keys)
+
+    def stop(self) -> None:
+        """Want nothing that is not listed yet."""
+        self._is_stopped = True
+        if self.current is not None:
+            self.current.stop()
 
     async def run(self, until: Callable[[float], None]) -> Failure | None:
         """Try one thing after the other; return None when everything is there.
@@ -233,7 +247,7 @@ class Pursuit:
         if (only := self._sources.only) is not None:
             blocks = self._job.expected.blocks_of(only)
             self._job.tell(PublicationFound(publication=only, blocks=blocks))
-            self.current = Download(only, self._job)
+            self.current = self._download(only, self._job)
             return await self._run_publication(lead, lanes, self.current, None)
         async with tasks() as group:
             return await self._discover(lead, lanes, group, which, failure)
@@ -339,7 +353,7 @@ class Pursuit:
         if current is not None and current.name == name:  # it has come back
             return current
         if current is not None and opened is not None and self._may_join:
-            joining = Download(name, self._replicas.job_of(name), current)
+            joining = self._download(name, self._replicas.job_of(name), current)
             failure = joining.joins(opened)
             if failure is None:
                 log.info(
@@ -355,8 +369,17 @@ class Pursuit:
                 # It hides nothing of what the other one failed for.
                 return Failure(FailureReason.NOT_FOUND, failure.text)
         self._drop_current(why)
-        self.current = Download(name, self._replicas.job_of(name))
+        self.current = self._download(name, self._replicas.job_of(name))
         return self.current
+
+    def _download(
+        self, name: PublicationName, job: Job, follows: Download | None = None
+    ) -> Download:
+        download = Download(name, job, follows)
+        download.extend(self._block_keys)
+        if self._is_stopped:
+            download.stop()
+        return download
 
     async def _run_publication(
         self,

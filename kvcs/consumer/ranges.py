@@ -1,7 +1,7 @@
 """Sets of integers that come nearly in order: a few ranges instead of many numbers."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class RangeSet:
@@ -76,3 +76,11 @@ class RangeSet:
 
     def __len__(self) -> int:
         return self._count
+
+
+def runs(numbers: Iterable[int]) -> Iterator[range]:
+    """Return numbers as the ascending ranges that they form."""
+    found = RangeSet()
+    for number in numbers:
+        found.add(number)
+    return found.ranges()

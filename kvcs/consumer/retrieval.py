@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
+from numpy.typing import NDArray
 
 from kvcs.consumer.badlist import BadPublications
 from kvcs.consumer.download import Download
@@ -21,6 +22,7 @@ from kvcs.consumer.events import (
     Failed,
     FailureReason,
     LayerReady,
+    LayerSpan,
     PublicationComplete,
     Summary,
 )
@@ -41,7 +43,7 @@ from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.profile.naming import PublicationName
 from kvcs.store.shared import SharedSink
-from kvcs.store.sink import BlockSink
+from kvcs.store.sink import BlockSink, GrowingSink
 from kvcs.telemetry import LogEvent
 from moqt.aio.transport import TransportStats
 
@@ -103,7 +105,12 @@ class Retrieval:
     It runs from the start of the block, and is ended with the block. Events can be had in three
     ways, also at once: iterate over the retrieval (from the first event on, by any number of
     tasks), pass ``on_event`` (called on the event loop, must not block), or await
-    :meth:`layer` and :meth:`result`.
+    :meth:`layer`, :meth:`whole_layer` and :meth:`result`.
+
+    With ``Wish(follow=True)`` it goes on behind the prefix for as long as something is appended
+    there, and is complete when the publication ends or the caller says so (:meth:`stop`). What is
+    appended is of the publication whose prefix was confirmed, but the caller's tokens may have
+    gone on otherwise: tell them (:meth:`extend`), and it is confirmed as well.
 
     Args:
         expected: What a publication is held against.
@@ -159,6 +166,10 @@ class Retrieval:
             tell=self._telling.tell,
         )
         self._job.wish.check(expected.descriptor, self._job.codecs)
+        if self._job.wish.follow and not isinstance(sink, GrowingSink):
+            raise ConfigError(
+                f"{type(sink).__name__} cannot grow, so it takes nothing that is followed"
+            )
         if self._settings.processes:
             if not isinstance(sink, SharedSink):
                 raise ConfigError(f"{type(sink).__name__} cannot be shared with other processes")
@@ -185,6 +196,8 @@ class Retrieval:
             bad=BadPublications() if bad is None else bad,
         )
         self._pursuit: Pursuit | None = None
+        self._known_tokens = expected  # and those that the caller has told since
+        self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
     # -- for the caller --------------------------------------------------------------------------
@@ -257,6 +270,61 @@ class Retrieval:
         self._check_started()
         return await self._telling.layer(layer, segment, timeout_s)
 
+    async def whole_layer(
+        self, layer: int, *, token_end: int | None = None, timeout_s: float | None = None
+    ) -> LayerSpan:
+        """Wait until a layer is ready over all segments: what an engine computes with next.
+
+        Args:
+            layer: From 0.
+            token_end: Up to which token, as a position in the context; with a wish to follow also
+                one that nobody has come to yet. None: everything wanted that is known by then, the
+                prefix to its end and each appended segment that is listed.
+            timeout_s: How long at most; None: as long as the retrieval lasts, which is bounded.
+
+        Returns:
+            How far it is ready by now, from the first wanted token on.
+
+        Raises:
+            Expired: If it takes longer.
+            KvcsError: If the retrieval ends without it; see :meth:`result`.
+        """
+        self._check_started()
+
+        def look() -> LayerSpan | None:
+            span = None if self._current is None else self._current.assembler.span(layer)
+            if span is None:
+                return None
+            enough = span.whole if token_end is None else span.token_end >= token_end
+            return span if enough else None
+
+        end = "" if token_end is None else f" up to token {token_end}"
+        what = f"layer {layer} was not ready in all segments{end}"
+        return await self._telling.until(look, what, timeout_s)
+
+    def extend(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Tell tokens that follow all those known so far, as the caller comes to know them.
+
+        What is appended behind the prefix is then held against them: a segment that they cover is
+        told to be confirmed, or to differ, after which nothing more is followed. With a wish to
+        follow alone; without it nothing behind the prefix is wanted.
+
+        Raises:
+            ConfigError: If a token is not one.
+        """
+        self._known_tokens = self._known_tokens.extended(tokens)
+        if self._pursuit is not None:
+            self._pursuit.extend(self._known_tokens.block_keys)
+
+    def stop(self) -> None:
+        """Follow no further: the retrieval is complete with what is listed by now.
+
+        That still comes, the prefix to its end; who does not want to wait for it leaves the block.
+        """
+        self._is_stopped = True
+        if self._pursuit is not None:
+            self._pursuit.stop()
+
     async def result(self) -> PublicationComplete:
         """Wait for the end.
 
@@ -295,6 +363,9 @@ class Retrieval:
         if self._settings.processes:
             self._processes.start()
         self._pursuit = Pursuit(self._job, self._sources, self._sessions, self._processes)
+        self._pursuit.extend(self._known_tokens.block_keys)
+        if self._is_stopped:
+            self._pursuit.stop()
         recovery = self._pursuit.recovery
         failure: Failure | None = Failure(FailureReason.CANCELLED, "ended by the caller")
         limit = asyncio.timeout_at(recovery.until)

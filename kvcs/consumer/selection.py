@@ -42,6 +42,11 @@ class Wish:
     """Insist on tensors that are, bit by bit, those that were published: no lossy codec is taken,
     and none may be named."""
 
+    follow: bool = False
+    """Want what is appended behind the prefix as well, while it is, until the publication ends. The
+    sink must be one that can grow (:class:`~kvcs.store.sink.GrowingSink`). A publication that an
+    index knows to go on otherwise than the prompt is not followed."""
+
     def __post_init__(self) -> None:
         for name, wanted in (("layers", self.layers), ("blocks", self.blocks)):
             if wanted is not None and (wanted.step != 1 or wanted.start < 0 or not wanted):

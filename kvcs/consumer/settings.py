@@ -24,7 +24,7 @@ class RetrievalSettings:
     """
 
     deadline_s: float = 300.0
-    """The whole retrieval, from its start to its last event."""
+    """The whole retrieval, from its start to its last event, also of a context that is followed."""
 
     connect_timeout_s: float = 10.0
     """One connection, handshakes included."""
@@ -44,7 +44,8 @@ class RetrievalSettings:
     """For another publication to appear after one that failed before a layer was ready."""
 
     stall_timeout_s: float = 30.0
-    """Without an Object or a manifest that is new, on a connection that stands."""
+    """Without an Object or a manifest that is new, on a connection that stands. While a context is
+    followed, only as long as something of what is listed is missing."""
 
     silence_s: float = 3.0
     """Without a sign of life of a peer that is asked for one, until another connection is made
@@ -92,7 +93,9 @@ class RetrievalSettings:
     """How often a track is asked for again that ended before everything came."""
 
     segments_at_once: int = 32
-    """Segments whose tracks are subscribed to at the same time."""
+    """Segments whose tracks are subscribed to at the same time: the first ones of the context, and
+    of them, earlier layers first. Peers grant some hundred requests at once, and one that waits for
+    that longer than ``request_timeout_s`` is lost."""
 
     workers: int = 2
     """Threads that examine what is large."""

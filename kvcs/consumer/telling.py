@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from kvcs.consumer.events import Event, Failed, LayerReady, PublicationComplete
 from kvcs.consumer.failures import error_of
 from kvcs.errors import Expired, NotFound
+
+T = TypeVar("T")
 
 
 class Telling:
@@ -107,6 +110,24 @@ class Telling:
             raise Expired(
                 f"layer {layer} of segment {segment} was not ready within {timeout_s} s"
             ) from None
+
+    async def until(self, look: Callable[[], T | None], what: str, timeout_s: float | None) -> T:
+        """Look after each event until there is something to be seen, and return it.
+
+        Raises:
+            Expired: If it takes longer than so many seconds.
+            KvcsError: If the retrieval ends without it.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (found := look()) is None:
+                    if self.is_over:
+                        raise self.error(what)
+                    self._news.clear()
+                    await self._news.wait()
+                return found
+        except TimeoutError:
+            raise Expired(f"{what} within {timeout_s} s") from None
 
     async def end(self) -> None:
         """Wait until nothing more will be told."""

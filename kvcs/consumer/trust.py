@@ -40,6 +40,12 @@ class Expectations:
     block_keys: tuple[bytes, ...] = field(default=(), repr=False)
     """Block Keys of the prompt, from its first block on; empty if its tokens are not known."""
 
+    rest: tuple[int, ...] = field(default=(), repr=False)
+    """Tokens of the prompt after its last whole block, as far as they are known."""
+
+    rest_extra: bytes = field(default=b"", repr=False)
+    """Extra key material of the block that they begin."""
+
     trusted: Mapping[bytes, PublicKey] = field(default_factory=dict, repr=False)
     """Public keys of the producers that are believed, by key identifier."""
 
@@ -92,7 +98,35 @@ class Expectations:
                 f"the prompt has {len(tokens)} tokens, fewer than a block of "
                 f"{self.descriptor.block_tokens}: there is nothing to retrieve"
             )
-        return replace(self, block_keys=tuple(keys))
+        rest = tokens[len(keys) * self.descriptor.block_tokens :]
+        return replace(
+            self,
+            block_keys=tuple(keys),
+            rest=tuple(int(token) for token in rest),
+            rest_extra=b"".join(extra[len(keys) :]),  # one at most, or the keys were refused
+        )
+
+    def extended(self, tokens: Sequence[int] | NDArray[Any]) -> Self:
+        """Return them with tokens that follow the prompt: more Block Keys, nothing else changes.
+
+        What is appended has no extra key material: that is of the prompt alone.
+
+        Raises:
+            ConfigError: If a token is not one.
+        """
+        rest = [int(token) for token in (*self.rest, *tokens)]
+        keys = self.scope_key.block_keys(
+            self.descriptor,
+            rest,
+            [self.rest_extra] if self.rest_extra else (),
+            after=self.block_keys[-1] if self.block_keys else None,
+        )
+        return replace(
+            self,
+            block_keys=(*self.block_keys, *keys),
+            rest=tuple(rest[len(keys) * self.descriptor.block_tokens :]),
+            rest_extra=b"" if keys else self.rest_extra,
+        )
 
     def prefix(self, blocks: int) -> TrackNamespace:
         """Return the namespace prefix of all publications of the first ``blocks`` blocks."""

@@ -115,8 +115,12 @@ class ScopeKey:
         extra: Sequence[bytes] = (),
         *,
         block_tokens: int | None = None,
+        after: bytes | None = None,
     ) -> list[bytes]:
         """Return the Block Keys of all full blocks of a prompt (KVSP Section 3).
+
+        Or, of a context that grows, those of the blocks that follow: the chain goes on from any
+        key of it, without what is before.
 
         Args:
             descriptor: The descriptor, or a Compatibility ID already computed from it.
@@ -126,6 +130,7 @@ class ScopeKey:
                 something that is not text; empty, or left out at the end, for the others.
             block_tokens: Tokens of a block. Needed with a Compatibility ID, which does not
                 tell; with a descriptor it must be left out or be the descriptor's.
+            after: Block Key of the block that the tokens follow; None: they are the first ones.
 
         Returns:
             One key of 32 octets for each full block; none for a prompt shorter than a block.
@@ -149,10 +154,17 @@ class ScopeKey:
                 found = f"Compatibility ID of {len(descriptor)} octets"
                 raise ConfigError(f"{found}, expected {ID_OCTETS}")
             size, compatibility_id = block_tokens, bytes(descriptor)
-        return self._chain(compatibility_id, _u32be(tokens), 4 * size, extra)
+        if after is not None and len(after) != ID_OCTETS:
+            raise ConfigError(f"Block Key of {len(after)} octets, expected {ID_OCTETS}")
+        return self._chain(compatibility_id, _u32be(tokens), 4 * size, extra, after)
 
     def _chain(
-        self, compatibility_id: bytes, octets: memoryview, stride: int, extra: Sequence[bytes]
+        self,
+        compatibility_id: bytes,
+        octets: memoryview,
+        stride: int,
+        extra: Sequence[bytes],
+        after: bytes | None,
     ) -> list[bytes]:
         begun = -(-len(octets) // stride)
         if len(extra) > begun:
@@ -166,7 +178,7 @@ class ScopeKey:
                 context.update(part)
             return context.digest()
 
-        previous = link(b"root", compatibility_id)
+        previous = link(b"root", compatibility_id) if after is None else after
         keys: list[bytes] = []
         for index, start in enumerate(range(0, len(octets) - stride + 1, stride)):
             material = extra[index] if index < len(extra) else b""

@@ -23,7 +23,12 @@ from kvcs.producer.answers import Answers
 from kvcs.producer.handle import PublicationHandle
 from kvcs.producer.handler import ServingHandler
 from kvcs.producer.holdings import Holdings
-from kvcs.producer.publication import MAX_MANIFEST_EVERY, Encoding, Publication
+from kvcs.producer.publication import (
+    MAX_MANIFEST_EVERY,
+    REPEATED_OCTETS,
+    Encoding,
+    Publication,
+)
 from kvcs.producer.relay import CLOSE_S, Relay
 from kvcs.producer.workers import Workers
 from kvcs.profile.naming import PublicationName, new_publication_id
@@ -59,6 +64,10 @@ class ProducerOptions:
 
     manifest_every: int = MAX_MANIFEST_EVERY
     """Completed layers between two versions of the manifest, 1 to 8."""
+
+    repeated_octets: int = REPEATED_OCTETS
+    """Octets of digests that every version of the manifest may repeat; see
+    :class:`~kvcs.producer.publication.Publication`."""
 
     store_octets: int = 4 << 30
     """Payload octets that are held, over all publications. A layer that is being added counts
@@ -282,6 +291,7 @@ class Producer:
             manifest_every=self._options.manifest_every,
             budget=self._holdings.budget,
             first_block=first_block,
+            repeated_octets=self._options.repeated_octets,
         )
         self._holdings.opened(publication)
         log.info(

@@ -5,7 +5,7 @@ layers that wait for their turn and for room, and threads that hash.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +15,13 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.memory import give_back_freed
 from kvcs.producer.holdings import Holdings
-from kvcs.producer.publication import CopiedLayer, Publication, Segment, Tensor
+from kvcs.producer.publication import (
+    CopiedLayer,
+    PreparedLayer,
+    Publication,
+    Segment,
+    Tensor,
+)
 from kvcs.producer.workers import Workers
 from kvcs.profile.naming import PublicationName
 from kvcs.store.source import BlockSource
@@ -56,7 +62,7 @@ class PublicationHandle:
         self._holdings = holdings
         self._workers = workers
         self._counters = counters
-        self._keys = scope_key.block_keys(publication.descriptor, tokens, extra)
+        self._keys = tuple(scope_key.block_keys(publication.descriptor, tokens, extra))
         self._next_block = first_block
         self._lock = asyncio.Lock()  # asyncio's locks are fair: layers keep the callers' order
 
@@ -93,9 +99,7 @@ class PublicationHandle:
         publication = self.publication
         async with self._lock:
             if appended:
-                tokens = [*self.tokens, *appended]
-                self._keys = self._scope_key.block_keys(publication.descriptor, tokens, self._extra)
-                self.tokens = tokens
+                self._know(*self._with(appended))
             count = self.blocks_left if blocks is None else blocks
             if not 1 <= count <= self.blocks_left:
                 raise ConfigError(f"a segment of {count} blocks, {self.blocks_left} are left")
@@ -104,12 +108,56 @@ class PublicationHandle:
             segment = publication.open_segment(keys)
             self._next_block += count
             await self._publish_manifest()
-        log.debug(
-            LogEvent.SEGMENT_OPENED,
-            publication=str(self.name),
-            segment=segment.number,
-            blocks=count,
-        )
+        self._log_opened(segment)
+        return segment
+
+    async def append(
+        self, tokens: Sequence[int], layers: Iterable[tuple[Tensor, Tensor | None]]
+    ) -> Segment:
+        """Publish the blocks that have filled up while the context grew, as one whole segment.
+
+        For decoding, where blocks fill one by one and have all of their layers then. It takes one
+        version of the manifest, which lists all segments before as well: where the context is
+        long, hand over several blocks at once.
+
+        Args:
+            tokens: Tokens that follow all those known so far; with what was left over before, at
+                least one block of them. The Anchor Key stays that of the tokens that the
+                publication was opened with.
+            layers: K and V of each layer in order, as for :meth:`add_layer`, for all blocks that
+                no segment covers yet. The memory is the caller's again when this returns.
+
+        Raises:
+            ConfigError: If no block is full, the tensors do not fit, or the publication has ended.
+                Nothing was published, and the tokens were not taken.
+            Expired: If there was no room in time; so it is then.
+        """
+        publication = self.publication
+        async with self._lock:
+            known, keys = self._with(tokens)
+            fresh = keys[self._next_block :]
+            self._holdings.check_fits(publication, len(fresh))
+            segment = publication.next_segment(fresh)
+            octets = segment.layer_octets * publication.layout.layers
+            await self._holdings.reserve(octets)
+            try:
+                prepared = await self._workers.do(
+                    lambda: [
+                        segment.copy(layer, k, v).prepare() for layer, (k, v) in enumerate(layers)
+                    ],
+                    segment.layer_work * publication.layout.layers,
+                )
+                draft = publication.draft_append(segment, prepared)
+                payload = await self._workers.do(draft.encode, draft.octets_estimate)
+            finally:
+                self._holdings.unreserve(octets)
+            publication.append(segment, prepared, draft, payload)
+            self._know(known, keys)
+            self._next_block += segment.blocks
+            self._counters.add(Counter.MANIFESTS_PUBLISHED)
+            for layer in prepared:
+                self._count(segment, layer)
+        self._log_opened(segment)
         return segment
 
     def add_layer(
@@ -148,14 +196,24 @@ class PublicationHandle:
             segment = segments[-1]
         return self._add(segment.copy(layer, k, v, kv=kv))
 
-    async def feed(self, source: BlockSource, *, segment_blocks: int | None = None) -> None:
+    async def feed(
+        self,
+        source: BlockSource,
+        *,
+        segment_blocks: int | None = None,
+        append_blocks: int = 1,
+        append_interval_s: float = 0.0,
+    ) -> None:
         """Publish everything that a source has, at its pace, and finish.
 
-        Abandons the publication if that fails or is cancelled.
+        What it has beyond the tokens that the publication was opened with is appended, as an
+        engine does while it decodes. Abandons the publication if that fails or is cancelled.
 
         Args:
-            source: A cache of the tokens that the publication was opened with.
-            segment_blocks: Blocks of one segment; all in one by default.
+            source: A cache of the tokens that the publication was opened with, or of more.
+            segment_blocks: Blocks of one segment of those tokens; all in one by default.
+            append_blocks: Blocks of one segment that is appended.
+            append_interval_s: Seconds from one such segment to the next.
 
         Raises:
             ConfigError: If the source is of another descriptor, or does not fit.
@@ -170,6 +228,7 @@ class PublicationHandle:
                     min(self.blocks_left, segment_blocks or self.blocks_left)
                 )
                 await self._feed_segment(source, segment, first)
+            await self._append_all(source, append_blocks, append_interval_s)
             await self.finish()
         except BaseException as exc:
             await self.abandon(f"production failed: {type(exc).__name__}")
@@ -182,6 +241,7 @@ class PublicationHandle:
             ConfigError: If a segment lacks layers, or the publication has ended.
         """
         async with self._lock:
+            self.publication.conclude()
             await self._publish_manifest()
             self.publication.finish()
         self._holdings.finished(self.publication)
@@ -215,6 +275,34 @@ class PublicationHandle:
 
     # -- parts -----------------------------------------------------------------------------------
 
+    def _with(self, appended: Sequence[int]) -> tuple[list[int], tuple[bytes, ...]]:
+        """Return the tokens and the Block Keys that there are with more tokens behind."""
+        tokens = [*self.tokens, *appended]
+        done = len(self._keys)
+        keys = self._scope_key.block_keys(
+            self.publication.descriptor,
+            tokens[done * self.publication.descriptor.block_tokens :],
+            self._extra[done:],
+            after=self._keys[-1],
+        )
+        return tokens, (*self._keys, *keys)
+
+    def _know(self, tokens: Sequence[int], keys: tuple[bytes, ...]) -> None:
+        self.tokens, self._keys = tokens, keys
+
+    def _count(self, segment: Segment, layer: PreparedLayer) -> None:
+        self._counters.add(Counter.LAYERS_PUBLISHED)
+        self._counters.add(Counter.OBJECTS_PUBLISHED, segment.blocks * len(layer.tracks))
+        self._counters.add(Counter.OCTETS_PUBLISHED, layer.octets)
+
+    def _log_opened(self, segment: Segment) -> None:
+        log.debug(
+            LogEvent.SEGMENT_OPENED,
+            publication=str(self.name),
+            segment=segment.number,
+            blocks=segment.blocks,
+        )
+
     async def _add(self, copied: CopiedLayer) -> None:
         publication, segment = self.publication, copied.segment
         octets = segment.layer_octets
@@ -226,9 +314,7 @@ class PublicationHandle:
                 self._holdings.unreserve(octets)
             # Nothing runs between giving the reservation back and taking it for good.
             publication.publish(prepared)
-            self._counters.add(Counter.LAYERS_PUBLISHED)
-            self._counters.add(Counter.OBJECTS_PUBLISHED, segment.blocks * len(prepared.tracks))
-            self._counters.add(Counter.OCTETS_PUBLISHED, prepared.octets)
+            self._count(segment, prepared)
             await self._publish_manifest()
         log.debug(
             LogEvent.LAYER_PUBLISHED,
@@ -247,6 +333,18 @@ class PublicationHandle:
         if not publication.ended:  # abandoned meanwhile
             publication.publish_manifest(draft, payload)
             self._counters.add(Counter.MANIFESTS_PUBLISHED)
+
+    async def _append_all(
+        self, source: BlockSource, append_blocks: int, append_interval_s: float
+    ) -> None:
+        loop, size = asyncio.get_running_loop(), self.publication.descriptor.block_tokens
+        due = loop.time()
+        while count := min(append_blocks, len(source.tokens) // size - self._next_block):
+            due += append_interval_s
+            await asyncio.sleep(due - loop.time())
+            first, known = self._next_block, len(self.tokens)
+            tokens = source.tokens[known : (first + count) * size]
+            await self.append(tokens, ((k, v) for _, k, v in source.layers(first, count)))
 
     async def _feed_segment(self, source: BlockSource, segment: Segment, first: int) -> None:
         loop = asyncio.get_running_loop()

@@ -12,6 +12,8 @@ What holds always:
 
 * the Objects of a layer are published after those of the layer before, in every track;
 * no Object is published before a manifest that lists its segment;
+* of a segment that is appended whole, the one version of the manifest that it takes and all of its
+  Objects are published at once;
 * each Group ends with End of Group, each data track with End of Track (decision 2), the
   manifest track with neither (decision 3);
 * what was published is never changed.
@@ -52,6 +54,11 @@ from moqt.session.localtrack import LocalTrack
 
 #: Completed layers between two versions of the manifest, at most (KVCS Section 3.6).
 MAX_MANIFEST_EVERY = 8
+
+#: Octets of digests that every version of the manifest may repeat.
+REPEATED_OCTETS = 64 << 10
+#: Octets that a digest takes in a manifest: 64 digits, quotes and a comma.
+_LISTED_OCTETS = 67
 
 #: How many times as long as hashing it takes to encode, with a codec other than ``raw``.
 ENCODING_WORK = 16
@@ -206,6 +213,7 @@ class Segment:
         )
         self.next_layer = 0
         self._keys_sha256 = block_keys_sha256(keys)
+        self._entry: SegmentEntry | None = None  # once it is complete, and changes no more
         self._digests: dict[DataTrack, list[bytes]] = {track: [] for track in self.tracks}
 
     @property
@@ -224,6 +232,11 @@ class Segment:
         return self.blocks * sum(
             HEADER_OCTETS + self.layout.section_octets(track.component) for track in self.tracks
         )
+
+    @property
+    def digests(self) -> int:
+        """Objects of all layers and tracks: what a manifest lists of it once it is complete."""
+        return self.blocks * self.layout.layers * len(self.tracks)
 
     @property
     def layer_work(self) -> int:
@@ -295,7 +308,9 @@ class Segment:
 
     def entry(self) -> SegmentEntry:
         """Return what the manifest says of the segment now."""
-        return SegmentEntry(
+        if self._entry is not None:
+            return self._entry
+        entry = SegmentEntry(
             segment=self.number,
             first_block=self.first_block,
             blocks=self.blocks,
@@ -304,6 +319,9 @@ class Segment:
             complete=self.complete,
             object_digests={track: tuple(groups) for track, groups in self._digests.items()},
         )
+        if self.complete:
+            self._entry = entry
+        return entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +335,16 @@ class ManifestDraft:
     def octets_estimate(self) -> int:
         """About how many octets its payload will have."""
         digests = sum(
-            len(group) for e in self.manifest.segments for g in e.object_digests.values()
-            for group in g
-        )  # fmt: skip
-        return 4096 + digests * 67 // 32  # 64 digits, quotes and a comma
+            entry.blocks * len(groups)
+            for entry in self.manifest.segments
+            for groups in entry.object_digests.values()
+        )
+        return 4096 + 256 * len(self.manifest.segments) + _LISTED_OCTETS * digests
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it lists all digests there are, and refers to no earlier version."""
+        return all(entry.digests_in is None for entry in self.manifest.segments)
 
     def encode(self) -> bytes:
         """Return the payload: JSON, or COSE_Sign1 around it."""
@@ -342,6 +366,9 @@ class Publication:
         budget: Where the octets held are counted.
         first_block: Index of the first block of segment 0; above 0 for a window layer, which
             holds the last blocks of its context only (decision 12).
+        repeated_octets: How many octets of digests every version of the manifest may repeat. Once
+            those of complete segments are more, they are listed once, and referred to by later
+            versions, until these together are as long as one that lists everything again.
 
     Raises:
         ConfigError: If an encoding, the Data Length that follows from the descriptor or an
@@ -360,6 +387,7 @@ class Publication:
         manifest_every: int = MAX_MANIFEST_EVERY,
         budget: ByteBudget | None = None,
         first_block: int = 0,
+        repeated_octets: int = REPEATED_OCTETS,
     ) -> None:
         if not 1 <= manifest_every <= MAX_MANIFEST_EVERY:
             raise ConfigError(f"manifest_every is {manifest_every}, expected 1 to 8")
@@ -380,6 +408,14 @@ class Publication:
         self._manifest_every = manifest_every
         self._budget = budget
         self._next_block = first_block
+        self._repeated_octets = repeated_octets
+        self._referring: dict[int, SegmentEntry] = {}
+        """By segment, what later versions say of one whose digests have been listed."""
+
+        self._since_whole = (
+            0  # octets of versions that refer to earlier ones, since one that did not
+        )
+        self._must_be_whole = False
         self._segments: list[Segment] = []
         self._announced = 0  # segments that a published manifest lists
         self._version = 0
@@ -454,20 +490,25 @@ class Publication:
         Raises:
             ConfigError: If there are none, or the publication has ended.
         """
+        segment = self.next_segment(block_keys)
+        self._add_segment(segment)
+        self._manifest_due = True
+        return segment
+
+    def next_segment(self, block_keys: Sequence[bytes]) -> Segment:
+        """Return the segment that would be the next one, without adding it: for :meth:`append`.
+
+        Raises:
+            ConfigError: As :meth:`open_segment`.
+        """
         self._check_open()
         if not block_keys:
             size = self.layout.block_tokens
             raise ConfigError(f"a segment needs at least one whole block of {size} tokens")
-        segment = Segment(
+        return Segment(
             len(self._segments), self._next_block, block_keys, self.layout, self._encodings,
             self._codecs,
         )  # fmt: skip
-        self._segments.append(segment)
-        self._next_block += segment.blocks
-        for track in segment.tracks:
-            self._add_track(track.name)
-        self._manifest_due = True
-        return segment
 
     def publish(self, prepared: PreparedLayer) -> None:
         """Publish one layer, and with the last one the end of its tracks.
@@ -492,10 +533,62 @@ class Publication:
         segment.note(prepared)
         self._layers_since_manifest += 1
         if segment.complete:
-            for name in segment.tracks:
-                self._end_track(self._tracks[name.name])
+            self._end_tracks(segment)
         if segment.complete or self._layers_since_manifest >= self._manifest_every:
             self._manifest_due = True
+
+    def draft_append(self, segment: Segment, layers: Sequence[PreparedLayer]) -> ManifestDraft:
+        """Return the version of the manifest that lists one more segment, with all of its layers.
+
+        Args:
+            segment: From :meth:`next_segment`; it belongs to this draft from now on.
+            layers: All of its layers, in order.
+
+        Raises:
+            ConfigError: If layers are missing, or the publication has ended.
+        """
+        self._check_open()
+        if len(layers) != self.layout.layers:
+            raise ConfigError(
+                f"{len(layers)} layers of segment {segment.number}, expected {self.layout.layers}"
+            )
+        for prepared in layers:
+            segment.note(prepared)
+        return self._draft((*self._segments, segment))
+
+    def append(
+        self,
+        segment: Segment,
+        layers: Sequence[PreparedLayer],
+        draft: ManifestDraft,
+        payload: bytes | None = None,
+    ) -> None:
+        """Publish a whole segment at once: one version of the manifest, then every Object.
+
+        A segment that is opened first takes two versions and one for every few layers. Where a
+        context grows block by block, each of them lists all that went before.
+
+        Args:
+            segment: From :meth:`next_segment`.
+            layers: All of its layers, in order.
+            draft: From :meth:`draft_append`.
+            payload: What ``draft.encode()`` returned; encoded now if left out.
+
+        Raises:
+            ConfigError: If the publication has ended, or something else was published since the
+                draft was made. Nothing was published.
+        """
+        self._check_open()
+        if segment.number != len(self._segments):
+            raise ConfigError(
+                f"segment {segment.number} is appended, expected {len(self._segments)}"
+            )
+        self._check_next(draft)
+        self._add_segment(segment)
+        self.publish_manifest(draft, payload)
+        for prepared in layers:
+            self._publish_objects(prepared, segment)
+        self._end_tracks(segment)
 
     def add_layer(
         self,
@@ -519,18 +612,7 @@ class Publication:
 
         Until it is published, no other version may be.
         """
-        return ManifestDraft(
-            Manifest(
-                compat=self.descriptor,
-                deterministic=self._deterministic,
-                segments=tuple(segment.entry() for segment in self._segments),
-                publication=self.name.publication_id,
-                anchor=self.name.anchor_key,
-                version=self._version,
-                codecs=self._declared,
-            ),
-            self._producer_key,
-        )
+        return self._draft(self._segments)
 
     def publish_manifest(
         self, draft: ManifestDraft | None = None, payload: bytes | None = None
@@ -546,20 +628,23 @@ class Publication:
         """
         self._check_open()
         draft = self.draft_manifest() if draft is None else draft
-        if draft.manifest.version != self._version:
-            raise ConfigError(
-                f"manifest of version {draft.manifest.version}, expected {self._version}"
-            )
+        self._check_next(draft)
+        payload = draft.encode() if payload is None else payload
         subgroup = self._open_subgroup(self.manifest_name, self._version, MANIFEST_PRIORITY)
-        subgroup.publish(0, draft.encode() if payload is None else payload)
+        subgroup.publish(0, payload)
         subgroup.close()
         entries = draft.manifest.segments
+        self._since_whole = 0 if draft.is_whole else self._since_whole + len(payload)
+        for entry in entries:
+            if entry.complete and entry.digests_in is None:
+                self._referring[entry.segment] = entry.elsewhere(self._version)
         self._version += 1
         self._announced = len(entries)
         # What happened while the draft was being encoded waits for the next version.
         self._layers_since_manifest = sum(
             segment.next_layer - entry.groups(entry.tracks[0])
             for segment, entry in zip(self._segments, entries, strict=False)
+            if not entry.complete
         )
         self._manifest_due = (
             len(self._segments) > len(entries)
@@ -569,6 +654,15 @@ class Publication:
                 for segment, entry in zip(self._segments, entries, strict=False)
             )
         )
+
+    def conclude(self) -> None:
+        """Make a version of the manifest due that lists everything, if the newest one does not.
+
+        To be called before :meth:`finish`, by who encodes manifests elsewhere: those who come after
+        the end then have all digests with the one manifest that they get.
+        """
+        self._must_be_whole = True
+        self._manifest_due |= self._since_whole > 0
 
     def finish(self) -> None:
         """End the publication: every segment is complete, none will follow.
@@ -583,6 +677,7 @@ class Publication:
                     f"segment {segment.number} has {segment.next_layer} of "
                     f"{self.layout.layers} layers"
                 )
+        self.conclude()
         if self._manifest_due:
             self.publish_manifest()
         self._ended = True
@@ -617,6 +712,38 @@ class Publication:
         if self._ended:
             how = "was abandoned" if self.abandoned is not None else "is finished"
             raise ConfigError(f"publication {self.name} {how}")
+
+    def _check_next(self, draft: ManifestDraft) -> None:
+        if draft.manifest.version != self._version:
+            raise ConfigError(
+                f"manifest of version {draft.manifest.version}, expected {self._version}"
+            )
+
+    def _draft(self, segments: Sequence[Segment]) -> ManifestDraft:
+        # Every version as long as all before it would make as many octets as the square of what
+        # there is. So they are listed again only once as many have been spent on leaving them out.
+        listed = sum(s.digests for s in segments if s.number in self._referring)
+        repeated = listed * _LISTED_OCTETS
+        spare = repeated > max(self._repeated_octets, self._since_whole)
+        entries = self._referring if spare and not self._must_be_whole else {}
+        return ManifestDraft(
+            Manifest(
+                compat=self.descriptor,
+                deterministic=self._deterministic,
+                segments=tuple(entries.get(s.number) or s.entry() for s in segments),
+                publication=self.name.publication_id,
+                anchor=self.name.anchor_key,
+                version=self._version,
+                codecs=self._declared,
+            ),
+            self._producer_key,
+        )
+
+    def _add_segment(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        self._next_block += segment.blocks
+        for track in segment.tracks:
+            self._add_track(track.name)
 
     def _check_encodings(self) -> None:
         if not self._encodings:
@@ -661,13 +788,15 @@ class Publication:
             subgroup.publish(segment.blocks, status=ObjectStatus.END_OF_GROUP)
             subgroup.close()
 
-    def _end_track(self, track: LocalTrack) -> None:
-        last = track.open_subgroup(
-            self.layout.layers, 0, priority=END_OF_TRACK_PRIORITY, holds_end_of_group=True
-        )
-        last.publish(0, status=ObjectStatus.END_OF_TRACK)
-        last.close()
-        track.end(PublishDoneCode.TRACK_ENDED)
+    def _end_tracks(self, segment: Segment) -> None:
+        for name in segment.tracks:
+            track = self._tracks[name.name]
+            last = track.open_subgroup(
+                self.layout.layers, 0, priority=END_OF_TRACK_PRIORITY, holds_end_of_group=True
+            )
+            last.publish(0, status=ObjectStatus.END_OF_TRACK)
+            last.close()
+            track.end(PublishDoneCode.TRACK_ENDED)
 
 
 def _joint(what: str, kv: Tensor, blocks: int, octets: int) -> NDArray[np.uint8]:

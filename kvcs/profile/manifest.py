@@ -10,6 +10,8 @@ A manifest is a value that is consistent in itself from the moment it is made (K
   listed in;
 * digests are listed for whole Groups, in Group order from 0, and for all of them in a segment
   that is complete;
+* instead of its digests, a segment that is complete may name an earlier version that lists them:
+  where a context grows for long, every version would repeat all of them;
 * of each codec of its tracks a manifest of ours also says which value it has, and whether it is
   lossless: names and values for private use mean what those who use them agree on.
 
@@ -19,7 +21,7 @@ Whether it is *this* publication's manifest is asked separately: ``check_identit
 
 from binascii import unhexlify
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Self
@@ -119,6 +121,11 @@ class SegmentEntry:
     """For each track, one element per completed Group, in Group order: the Data Digests of the
     Group's Objects in Object order, raw and concatenated, ``32 * blocks`` octets."""
 
+    digests_in: int | None = None
+    """Where its digests are left out: an earlier version of the manifest that lists all of them."""
+
+    _text: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         where = f"segment {self.segment}"
         _integer("segment", self.segment, 0, _MAX_INTEGER)
@@ -145,11 +152,32 @@ class SegmentEntry:
                         f"expected {DIGEST_OCTETS} for each of {self.blocks} blocks"
                     )
         object.__setattr__(self, "object_digests", MappingProxyType(digests))
+        if self.digests_in is not None:
+            _integer(f"digests_in of {where}", self.digests_in, 0, _MAX_INTEGER)
+            if not self.complete or digests:
+                raise BadManifest(
+                    f"digests_in of {where}, expected only of one that is complete and lists none"
+                )
 
     @property
     def end_block(self) -> int:
         """Index, in the whole context, of the block after its last."""
         return self.first_block + self.blocks
+
+    def to_json(self) -> bytes:
+        """Return its JSON text, which is made once.
+
+        Of a segment that is complete it is the same in every version that follows, and of a context
+        that grows there are hundreds of both.
+        """
+        if self._text is None:
+            object.__setattr__(self, "_text", orjson.dumps(_entry_to_object(self)))
+        assert self._text is not None
+        return self._text
+
+    def elsewhere(self, version: int) -> "SegmentEntry":
+        """Return the entry with its digests left out, since an earlier version lists them."""
+        return replace(self, object_digests={}, digests_in=version)
 
     def groups(self, track: DataTrack) -> int:
         """Return for how many Groups of a track, from Group 0 on, digests are listed."""
@@ -218,6 +246,12 @@ class Manifest:
                 )
             expected = entry.end_block
             self._check_digests(entry)
+            later = self.version is not None and (entry.digests_in or 0) >= self.version
+            if entry.digests_in is not None and later:
+                raise BadManifest(
+                    f"the digests of segment {position} are in version {entry.digests_in}, "
+                    f"expected one before {self.version}"
+                )
         if expected * self.block_tokens > _MAX_TOKENS:
             raise BadManifest(f"blocks up to {expected} have token positions beyond 64 bits")
 
@@ -321,7 +355,7 @@ class Manifest:
                 name: {"value": codec.value, "lossless": codec.lossless}
                 for name, codec in self.codecs.items()
             }
-        members["segments"] = [_entry_to_object(entry) for entry in self.segments]
+        members["segments"] = [orjson.Fragment(entry.to_json()) for entry in self.segments]
         return orjson.dumps(members)
 
     def check_identity(self, name: PublicationName, version: int) -> None:
@@ -383,6 +417,19 @@ class Manifest:
             confirmed.append(entry.segment)
         return tuple(confirmed)
 
+    def with_digests_of(self, other: "Manifest") -> "Manifest":
+        """Return it with the digests that it leaves out, as far as another version lists them.
+
+        Raises:
+            BadManifest: If the other one says something else of such a segment.
+        """
+        entries = list(self.segments)
+        for number, (entry, found) in enumerate(zip(entries, other.segments, strict=False)):
+            if entry.digests_in is not None and found.complete and found.object_digests:
+                _check_entry_follows(found, entry)
+                entries[number] = found
+        return replace(self, segments=tuple(entries))
+
     def check_follows(self, previous: "Manifest") -> None:
         """Check that this version only adds to an earlier one of the same publication.
 
@@ -416,6 +463,8 @@ def _entry_to_object(entry: SegmentEntry) -> dict[str, Any]:
         "tracks": [str(track) for track in entry.tracks],
         "complete": entry.complete,
     }
+    if entry.digests_in is not None:
+        members["digests_in"] = entry.digests_in
     if entry.object_digests:
         members["object_digests"] = {
             str(track): [_hex_digests(group) for group in groups]
@@ -445,6 +494,7 @@ def _entry_from_object(entry: object, position: int, layers: int) -> SegmentEntr
             _track(where, name): _raw_groups(f"{where}, {name:.64}", groups, layers, blocks)
             for name, groups in listed.items()
         },
+        digests_in=members.get("digests_in"),
     )
 
 
@@ -457,11 +507,15 @@ def _codec_from_object(where: str, codec: object) -> CodecEntry:
 
 def _check_entry_follows(before: SegmentEntry, after: SegmentEntry) -> None:
     where = f"segment {before.segment}"
+    if before is after:
+        return
     for name in ("first_block", "blocks", "block_keys_sha256", "tracks"):
         if getattr(before, name) != getattr(after, name):
             raise BadManifest(f"a later manifest changes {name} of {where}")
     if before.complete and not after.complete:
         raise BadManifest(f"a later manifest takes back that {where} is complete")
+    if after.digests_in is not None:
+        return  # which says where they are
     for track, groups in before.object_digests.items():
         if after.object_digests.get(track, ())[: len(groups)] != groups:
             raise BadManifest(f"a later manifest contradicts or omits digests of {track}")

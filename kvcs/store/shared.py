@@ -32,8 +32,12 @@ class SharedSink(BlockSink, Protocol):
 class SharedArraySink(ArraySink):
     """Tensors in memory that other processes can map: ``k[layer]``, ``v[layer]``.
 
+    They all map it as it was at the beginning, so it grows up to ``reserve_blocks`` and no further.
+    Memory that nothing was placed in yet takes no room.
+
     Args:
         limit_octets: Most that is allocated.
+        reserve_blocks: Blocks that there is to be room for.
 
     Attributes:
         k: The arrays, once begun; they stay valid as long as they live.
@@ -41,20 +45,24 @@ class SharedArraySink(ArraySink):
         complete: Whether everything has been placed.
     """
 
-    def __init__(self, *, limit_octets: int = DEFAULT_LIMIT_OCTETS) -> None:
-        super().__init__(limit_octets=limit_octets)
+    def __init__(
+        self, *, limit_octets: int = DEFAULT_LIMIT_OCTETS, reserve_blocks: int = 0
+    ) -> None:
+        super().__init__(limit_octets=limit_octets, reserve_blocks=reserve_blocks)
         self._file: TensorFile | None = None
 
-    def begin(self, descriptor: Descriptor, blocks: int) -> None:
-        """Allocate. See :meth:`BlockSink.begin`."""
+    def _allocate(
+        self, descriptor: Descriptor, blocks: int
+    ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
         self._close()
-        layout = Layout.of(descriptor)
-        octets = blocks * layout.container_octets
-        if octets > self._limit:
-            raise ConfigError(f"the cache takes {octets} octets, limit {self._limit}")
         self._file = TensorFile.in_memory(specs_of(descriptor, blocks))
-        self.k, self.v = tensors_of(self._file, layout.layers)
-        self._places = Places(layout, blocks, self.k, self.v)
+        return tensors_of(self._file, descriptor.layers)
+
+    def _enlarge(self, layout: Layout, blocks: int) -> None:
+        raise ConfigError(
+            f"memory shared with other processes has room for {self._capacity} blocks, more are "
+            "needed: expected reserve_blocks to say how many there will be"
+        )
 
     def share(self) -> Path:
         """Return the file that the arrays are. See :meth:`SharedSink.share`."""
@@ -84,7 +92,7 @@ class SharedPlaces:
     Args:
         path: What its ``share`` returned.
         descriptor: What it was begun with.
-        blocks: What it was begun with.
+        blocks: What it was begun with, or has grown to; it may have room for more.
 
     Raises:
         ConfigError: If the file cannot be opened, or is not one of such a cache.
@@ -92,11 +100,15 @@ class SharedPlaces:
 
     def __init__(self, path: str | Path, descriptor: Descriptor, blocks: int) -> None:
         self._file = TensorFile.open(path, writable=True)
-        if self._file.specs != specs_of(descriptor, blocks):
+        specs = self._file.specs
+        tokens = max((spec.shape[0] for spec in specs.values() if spec.shape), default=0)
+        room = tokens // descriptor.block_tokens
+        if room < blocks or specs != specs_of(descriptor, room):
             self._file.close()
             raise ConfigError(f"{path} is not the file of a cache of {blocks} blocks")
         layout = Layout.of(descriptor)
-        self._places = Places(layout, blocks, *tensors_of(self._file, layout.layers))
+        # All that there is room for: the sink may grow while somebody places here.
+        self._places = Places(layout, room, *tensors_of(self._file, layout.layers))
 
     def put(
         self, component: Component, layer: int, block: int, tensor: NDArray[Any] | Octets

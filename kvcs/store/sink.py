@@ -67,14 +67,37 @@ class BlockSink(Protocol):
         ...
 
 
+@runtime_checkable
+class GrowingSink(BlockSink, Protocol):
+    """A sink that can take a context that grows (:attr:`kvcs.consumer.selection.Wish.follow`)."""
+
+    def grow(self, blocks: int) -> None:
+        """Make room for more blocks; those that were placed stay as they are.
+
+        Args:
+            blocks: How many there will be by now, from the first wanted on: never fewer than
+                ``begin`` or the call before said.
+
+        Raises:
+            ConfigError: If there is no room. What was placed stays.
+        """
+        ...
+
+
 class ArraySink:
     """Tensors in memory: ``k[layer]`` and ``v[layer]``, each ``[tokens, heads, dim]``.
+
+    Where the context grows, so do they: look at ``k`` and ``v`` anew whenever a layer is ready.
+    Arrays made here are then views of larger ones, which are doubled where they are full; one that
+    was taken before stays as it was.
 
     Args:
         k: Arrays to write to, one for each layer, C-contiguous and of the descriptor's element
             type; ``tokens`` may be more than will come. Allocated if left out.
         v: The same for V. Either both are given or none, but for a cache without a V section.
         limit_octets: Most that is allocated here.
+        reserve_blocks: Blocks that there is to be room for from the start, if the arrays are made
+            here: up to that nothing is copied as the context grows.
 
     Attributes:
         k: The arrays, once begun.
@@ -88,30 +111,82 @@ class ArraySink:
         v: Sequence[NDArray[Any]] | None = None,
         *,
         limit_octets: int = DEFAULT_LIMIT_OCTETS,
+        reserve_blocks: int = 0,
     ) -> None:
         self.k: Sequence[NDArray[Any]] = () if k is None else k
         self.v: Sequence[NDArray[Any]] = () if v is None else v
         self.complete = False
         self._provided = k is not None or v is not None
         self._limit = limit_octets
+        self._reserve = reserve_blocks
+        self._capacity = 0
+        """Blocks that there is room for in the arrays made here."""
+
+        self._whole: tuple[list[NDArray[Any]], list[NDArray[Any]]] = [], []
+        """Those arrays."""
+
+        self._layout: Layout | None = None
         self._places: Places | None = None
 
     def begin(self, descriptor: Descriptor, blocks: int) -> None:
         """Allocate, or check what was provided. See :meth:`BlockSink.begin`."""
+        self._layout = layout = Layout.of(descriptor)
+        if not self._provided:
+            self._check_limit(layout, blocks)
+            self._capacity = self._bounded(layout, max(blocks, self._reserve))
+            self._whole = self._allocate(descriptor, self._capacity)
+        self._show(layout, blocks)
+
+    def grow(self, blocks: int) -> None:
+        """Make room for more, in larger arrays if need be. See :meth:`GrowingSink.grow`."""
+        layout = _begun(self._layout)
+        if not self._provided:
+            self._check_limit(layout, blocks)
+            if blocks > self._capacity:
+                self._enlarge(layout, self._bounded(layout, max(blocks, 2 * self._capacity)))
+        self._show(layout, blocks)
+
+    def _allocate(
+        self, descriptor: Descriptor, blocks: int
+    ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
         layout = Layout.of(descriptor)
+        k, v = (
+            [_empty(layout, shape, blocks) for _ in range(layout.layers)]
+            for shape in (layout.k_shape, layout.v_shape)
+        )
+        return k, v
+
+    def _enlarge(self, layout: Layout, blocks: int) -> None:
+        """Move what is there to larger arrays, layer by layer: no more than one is there twice."""
+        shown = list(self.k), list(self.v)
+        self.k, self.v = shown
+        for side, parts, shape in zip(
+            self._whole, shown, (layout.k_shape, layout.v_shape), strict=True
+        ):
+            for layer, part in enumerate(parts):
+                side[layer] = _empty(layout, shape, blocks)
+                side[layer][: len(part)] = part
+                parts[layer] = side[layer][: len(part)]
+        self._capacity = blocks
+
+    def _show(self, layout: Layout, blocks: int) -> None:
+        """Have ``k`` and ``v`` be so many blocks long, and the places be theirs."""
         tokens = blocks * layout.block_tokens
         if self._provided:
             _check_provided("k", self.k, layout, layout.k_shape, tokens)
             _check_provided("v", self.v, layout, layout.v_shape, tokens)
         else:
-            octets = blocks * layout.container_octets
-            if octets > self._limit:
-                raise ConfigError(f"the cache takes {octets} octets, limit {self._limit}")
-            self.k, self.v = (
-                [np.empty((tokens, *shape[1:]), layout.dtype) for _ in range(layout.layers)]
-                for shape in (layout.k_shape, layout.v_shape)
-            )
+            self.k, self.v = ([array[:tokens] for array in side] for side in self._whole)
         self._places = Places(layout, blocks, self.k, self.v)
+
+    def _check_limit(self, layout: Layout, blocks: int) -> None:
+        octets = blocks * layout.container_octets
+        if octets > self._limit:
+            raise ConfigError(f"the cache takes {octets} octets, limit {self._limit}")
+
+    def _bounded(self, layout: Layout, blocks: int) -> int:
+        """Return as many blocks as may be allocated, and no more than were asked for."""
+        return min(blocks, self._limit // layout.container_octets)
 
     def place(
         self, component: Component, layer: int, block: int, tensor: NDArray[Any] | Octets
@@ -212,6 +287,64 @@ class SafetensorsSink:
         file.close()
 
 
+class GrowingSafetensorsSink(ArraySink):
+    """A context that grows, in memory until it is whole, and then in a file.
+
+    How long the tensors of a file are stands at its beginning, so it is written at the end, as a
+    :class:`SafetensorsSink` writes it. ``tokens`` is left out of the JSON file where those that
+    are known are fewer than those that came.
+
+    Args:
+        path: The file; one that exists is replaced when the new one is whole.
+        tokens: The tokens that are known.
+        limit_octets: Most that is allocated.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        tokens: Sequence[int] = (),
+        limit_octets: int = DEFAULT_LIMIT_OCTETS,
+    ) -> None:
+        super().__init__(limit_octets=limit_octets)
+        self._path, self._tokens = path, tokens
+        self._descriptor: Descriptor | None = None
+        self._blocks = 0
+
+    def begin(self, descriptor: Descriptor, blocks: int) -> None:
+        """Allocate. See :meth:`BlockSink.begin`."""
+        self._descriptor, self._blocks = descriptor, blocks
+        super().begin(descriptor, blocks)
+
+    def grow(self, blocks: int) -> None:
+        """Make room for more. See :meth:`GrowingSink.grow`."""
+        super().grow(blocks)
+        self._blocks = blocks
+
+    def done(self) -> None:
+        """Write the file.
+
+        Raises:
+            ConfigError: If it cannot be written; the message names it.
+        """
+        descriptor = _begun(self._descriptor)
+        size = descriptor.block_tokens
+        known = self._tokens if len(self._tokens) >= self._blocks * size else None
+        file = SafetensorsSink(self._path, tokens=known)
+        try:
+            file.begin(descriptor, self._blocks)
+            for component, side in ((Component.K, self.k), (Component.V, self.v)):
+                for layer, array in enumerate(side):
+                    for block in range(self._blocks):
+                        file.place(component, layer, block, array[block * size :][:size])
+            file.done()
+        except BaseException:
+            file.abandon()
+            raise
+        super().done()
+
+
 class Places:
     """The arrays of all layers, seen as octets, block by block.
 
@@ -281,6 +414,10 @@ def tensors_of(file: TensorFile, layers: int) -> tuple[list[NDArray[Any]], list[
     """Return K and V of every layer of a file made of :func:`specs_of`."""
     k, v = ([file.tensor(f"{name}.{layer}") for layer in range(layers)] for name in "kv")
     return k, v
+
+
+def _empty(layout: Layout, shape: tuple[int, int, int], blocks: int) -> NDArray[Any]:
+    return np.empty((blocks * layout.block_tokens, *shape[1:]), layout.dtype)
 
 
 def _begun(what: T | None) -> T:

@@ -122,9 +122,13 @@ class Scene:
 
 @asynccontextmanager
 async def on_stage(
-    files: CertificateFiles, *, producer_key: Any = None, **options: Any
+    files: CertificateFiles,
+    *,
+    producer_key: Any = None,
+    patience_s: float = 60.0,
+    **options: Any,
 ) -> AsyncIterator[Scene]:
-    """Have a producer listen; what the test does with it may take a minute."""
+    """Have a producer listen; what the test does with it may take a minute, or what it says."""
     counters = Noticing()
     made = Producer(
         SCOPE,
@@ -132,7 +136,7 @@ async def on_stage(
         producer_key=producer_key,
         counters=counters,
     )
-    async with asyncio.timeout(60), made as producer:
+    async with asyncio.timeout(patience_s), made as producer:
         host, port = await producer.listen(
             "127.0.0.1", 0, tls=ServerTls(files.certificate_file, files.key_file)
         )

@@ -320,6 +320,10 @@ def test_a_wrong_value_is_named_with_what_was_found_and_expected(
         (["--encodings", "zip"], "zip"),
         (["--segment-blocks", "0"], "--segment-blocks"),
         (["--layer-interval-ms", "-1"], "--layer-interval-ms"),
+        (["--append", "5"], "--append is 5, expected 0 to 4: the cache has 5 blocks"),
+        (["--append", "-1"], "--append"),
+        (["--append", "1", "--append-blocks", "0"], "--append-blocks"),
+        (["--append", "1", "--append-interval-ms", "nan"], "--append-interval-ms"),
         (["--config", "missing.toml"], "missing.toml"),
     ],
 )
@@ -339,6 +343,7 @@ def test_what_produce_cannot_use_is_named(
         (["--prefixes", "some"], "prefixes"),
         (["--deadline-s", "0"], "deadline_s"),
         (["--recompute-tokens-per-s", "0"], "recompute_tokens_per_s"),
+        (["--follow", "--processes", "--out", "f.safetensors"], "--follow --out"),
         (["--connections", "0"], "connections is '0'"),
         (["--connections", "17"], "connections is '17'"),
     ],

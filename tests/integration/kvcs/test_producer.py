@@ -103,6 +103,11 @@ def tensors(layer: int, tokens: int = BLOCKS * BLOCK_TOKENS) -> Sequence[NDArray
     return [noise.random((tokens, 2, dim)).astype(np.float16) for dim in (8, 4)]
 
 
+def pairs(tokens: int, first: int = 0) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """K and V of all layers, from one on."""
+    return [(k, v) for k, v in (tensors(layer, tokens) for layer in range(first, LAYERS))]
+
+
 def opened(producer: Producer) -> PublicationHandle:
     return producer.open(descriptor(), range(BLOCKS * BLOCK_TOKENS + 1))
 
@@ -388,6 +393,72 @@ async def test_tokens_that_are_appended_become_a_segment_of_the_same_publication
     assert anchor == keys[BLOCKS - 1]
     assert [(e.first_block, e.blocks) for e in entries] == [(0, BLOCKS), (BLOCKS, 1)]
     assert entries[1].block_keys_sha256 == block_keys_sha256(keys[BLOCKS:])
+
+
+async def test_a_block_that_fills_up_takes_the_tokens_left_over_and_one_version(
+    certificates: Certificates,
+) -> None:
+    tokens = range(BLOCKS * BLOCK_TOKENS + 1)
+    async with producing(certificates) as (producer, _):
+        handle = opened(producer)
+        await handle.add_segment()
+        await fill(handle)
+        versions = handle.publication.versions
+        with pytest.raises(ConfigError, match="at least one whole block"):
+            await handle.append([100, 101], pairs(3))
+        with pytest.raises(ConfigError, match=r"float16 \[3, 2, 8\], expected"):
+            await handle.append([100, 101, 102], pairs(3))
+        with pytest.raises(ConfigError, match=f"{LAYERS - 1} layers of segment 1, expected"):
+            await handle.append([100, 101, 102], pairs(4, first=1))
+        assert (list(handle.tokens), handle.publication.versions) == (list(tokens), versions)
+
+        # One more token than the block takes, whose K and V are there already.
+        layers = pairs(5)
+        segment = await handle.append([100, 101, 102, 103], layers)
+
+        assert (segment.first_block, segment.blocks, segment.complete) == (BLOCKS, 1, True)
+        assert handle.publication.versions == versions + 1
+        keys = SCOPE.block_keys(descriptor(), [*tokens, 100, 101, 102])
+        assert segment.entry().block_keys_sha256 == block_keys_sha256(keys[BLOCKS:])
+        assert handle.blocks_left == 0
+        await handle.append([104, 105, 106], pairs(4))
+        await handle.finish()
+        with pytest.raises(ConfigError, match="is finished"):
+            await handle.append([1, 2, 3, 4], layers)
+
+
+async def test_what_is_appended_waits_for_room_and_fails_without_it(
+    certificates: Certificates,
+) -> None:
+    handle_octets = 6 * BLOCKS * (2 * 68 + BLOCK_TOKENS * 2 * 12 * 2) + 40_000
+    async with producing(certificates, store_octets=handle_octets, store_wait_s=0.05) as (
+        producer,
+        _,
+    ):
+        handle = opened(producer)
+        await handle.add_segment()
+        await fill(handle)
+        tokens = [100 + number for number in range(BLOCK_TOKENS * BLOCKS * 9)]
+        layers = pairs(len(tokens))
+        with pytest.raises(ConfigError, match="store_octets"):
+            await handle.append(tokens, layers)
+        assert len(handle.tokens) == BLOCKS * BLOCK_TOKENS + 1
+
+
+async def test_what_a_source_has_beyond_the_prefix_is_appended(
+    certificates: Certificates,
+) -> None:
+    source = SyntheticSource(descriptor(), 9 * BLOCK_TOKENS + 2)
+    async with producing(certificates) as (producer, _):
+        handle = producer.open(descriptor(), source.tokens[: 4 * BLOCK_TOKENS])
+        await handle.feed(source, segment_blocks=2, append_blocks=2)
+
+    entries = [segment.entry() for segment in handle.publication.segments]
+    assert [(e.first_block, e.blocks) for e in entries] == [(0, 2), (2, 2), (4, 2), (6, 2), (8, 1)]
+    assert handle.publication.ended
+    keys = SCOPE.block_keys(descriptor(), source.tokens)
+    assert handle.name.anchor_key == keys[3]
+    assert entries[-1].block_keys_sha256 == block_keys_sha256(keys[8:9])
 
 
 async def test_a_source_of_another_descriptor_is_refused_naming_the_member(

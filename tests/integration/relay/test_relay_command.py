@@ -80,8 +80,8 @@ async def test_what_it_cannot_work_with_is_said_in_one_line(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["--direct", "--codec", "shuffle-zstd"]],
-    ids=["through a relay", "direct and compressed"],
+    [[], ["--direct", "--codec", "shuffle-zstd"], ["--segments", "2", "--append", "2"]],
+    ids=["through a relay", "direct and compressed", "in chunks and appended"],
 )
 async def test_the_demonstration_ends_well(desk: Desk, more: list[str]) -> None:
     command = ["demo", desk["cache.safetensors"], "--layer-interval-ms", "50", "--json", *more]

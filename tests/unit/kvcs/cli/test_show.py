@@ -156,6 +156,7 @@ def test_a_manifest_is_explained(folder: Folder, capsys: Out) -> None:
             "blocks": 2,
             "block_keys_sha256": manifest.segments[0].block_keys_sha256.hex(),
             "complete": False,
+            "digests_in": None,
             "tracks": {"k.raw.s0": {"layers_listed": 2}, "v.raw.s0": {"layers_listed": 0}},
         }
     ]

@@ -152,6 +152,75 @@ def test_an_error_of_the_callee_ends_the_pass(tiny_model: Any) -> None:
     assert seen == [0, 1]
 
 
+def test_a_prefill_in_chunks_hands_over_each_chunk_and_ends_with_one_cache(
+    tiny_model: Any,
+) -> None:
+    handed: list[tuple[int, Array, Array]] = []
+    tap = adapter.LayerTap(tiny_model, lambda layer, k, v: handed.append((layer, k, v)))
+
+    cache: Any = None
+    for start, stop in ((0, 3), (3, 4), (4, CACHED)):
+        cache = tap.prefill(PROMPT_IDS[start:stop], cache)
+
+    assert [(layer, len(k)) for layer, k, _ in handed] == [
+        (layer, tokens) for tokens in (3, 1, 4) for layer in range(TINY_LAYERS)
+    ]
+    for layer, kept in enumerate(cache.layers):
+        k = np.concatenate([k for number, k, _ in handed if number == layer])
+        assert np.array_equal(k.astype(np.float32), kept.keys[0].transpose(0, 1).numpy())
+
+
+def test_blocks_are_handed_over_as_they_fill_while_the_text_goes_on(tiny_model: Any) -> None:
+    blocks: list[tuple[list[int], Layers]] = []
+    _, cache = prefill(tiny_model, PROMPT_IDS[:CACHED])
+    adapter.BlockTap(cache, 4, lambda tokens, layers: blocks.append((tokens, layers)))
+
+    text = adapter.continue_greedy(tiny_model, PROMPT_IDS, cache, CACHED, 12)
+
+    # The last token that was said has not been computed: nobody has its K and V.
+    computed = [*PROMPT_IDS, *text][CACHED:-1]
+    assert [tokens for tokens, _ in blocks] == [
+        computed[at : at + 4] for at in range(0, len(computed) - 3, 4)
+    ]
+    for layer, kept in enumerate(cache.layers):
+        for side, tensor in enumerate((kept.keys, kept.values)):
+            whole = np.concatenate([layers[layer][side] for _, layers in blocks])
+            in_model = tensor[0].transpose(0, 1).numpy()[CACHED : CACHED + len(whole)]
+            assert np.array_equal(whole.astype(np.float32), in_model)
+
+
+def test_a_cache_that_ends_within_a_block_is_not_watched(tiny_model: Any) -> None:
+    _, cache = prefill(tiny_model, PROMPT_IDS[:CACHED])
+
+    with pytest.raises(ValueError, match="2 tokens into a block of 3"):
+        adapter.BlockTap(cache, 3, lambda tokens, layers: None)
+
+
+@pytest.mark.parametrize("held", [8, 12, 16, 20])
+def test_a_text_that_was_begun_elsewhere_goes_on_token_for_token(
+    tiny_model: Any, held: int
+) -> None:
+    layers, cache = prefill(tiny_model, PROMPT_IDS[:CACHED])
+    blocks: list[Layers] = []
+    adapter.BlockTap(cache, 4, lambda tokens, layers: blocks.append(layers))
+    text = adapter.continue_greedy(tiny_model, PROMPT_IDS, cache, CACHED, 24)
+    arrays = [
+        tuple(
+            np.concatenate([layers[layer][side], *(block[layer][side] for block in blocks)])
+            for side in (0, 1)
+        )
+        for layer in range(TINY_LAYERS)
+    ]
+
+    received = adapter.cache_from_arrays(tiny_model, arrays, tokens=held)  # type: ignore[arg-type]
+    said = text[: max(held + 1 - len(PROMPT_IDS), 0)]
+    more = adapter.continue_greedy(
+        tiny_model, [*PROMPT_IDS, *said], received, held, 24 - len(said), decoded=len(said)
+    )
+
+    assert [*said, *more] == text
+
+
 def test_continues_from_the_received_cache_as_from_its_own(tiny_model: Any) -> None:
     layers, own = prefill(tiny_model, PROMPT_IDS[:CACHED])
     received = adapter.cache_from_arrays(tiny_model, layers)

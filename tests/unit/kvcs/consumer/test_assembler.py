@@ -1,5 +1,6 @@
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -491,6 +492,61 @@ def test_a_manifest_that_takes_something_back_ends_the_publication(
 
     with pytest.raises(Contradicted):
         subject.accept(later(), 1)
+
+
+def elsewhere(whole: Manifest, version: int, listed_in: int) -> Manifest:
+    """Leave out the digests of all segments, which an earlier version lists."""
+    entries = tuple(entry.elsewhere(listed_in) for entry in whole.segments)
+    return replace(whole, segments=entries, version=version)
+
+
+def test_digests_that_a_later_manifest_leaves_out_are_those_that_were_listed() -> None:
+    whole = manifest(LAYERS, version=1, complete=True)
+    subject = assembler(signed=True)
+    subject.accept(whole, 1)
+    subject.accept(elsewhere(whole, 2, 1), 2)
+
+    assert subject.digests_in == set()
+    assert len(ready(bring(subject, *keys()))) == LAYERS
+    changed = manifest(LAYERS, version=3, complete=True)
+    entry = changed.segments[0]
+    listed = {**entry.object_digests, tracks()[0]: (bytes(32 * BLOCKS),) * LAYERS}
+    with pytest.raises(Contradicted, match="contradicts or omits digests"):
+        subject.accept(replace(changed, segments=(replace(entry, object_digests=listed),)), 3)
+
+
+def test_digests_that_the_first_manifest_leaves_out_can_be_had_from_an_earlier_one() -> None:
+    whole = manifest(LAYERS, version=1, complete=True)
+    subject = assembler(signed=True)
+    subject.accept(elsewhere(whole, 2, 1), 2)
+    assert subject.digests_in == {1}
+    assert ready(bring(subject, *keys(layers=[0, 1]))) == []
+
+    events = subject.supply(whole)
+
+    assert [layer for _, layer, _ in ready(events)] == [0, 1]
+    assert subject.digests_in == set()
+    assert ready(bring(subject, *keys(layers=[2]))) == [(0, 2, Trust.ATTESTED)]
+    subject.accept(elsewhere(whole, 3, 1), 3)
+    assert subject.is_complete
+
+
+def test_digests_that_are_left_out_are_of_no_matter_without_a_signature() -> None:
+    subject = assembler(signed=False)
+    subject.accept(elsewhere(manifest(LAYERS, version=1, complete=True), 2, 1), 2)
+
+    assert subject.digests_in == set()
+    assert len(ready(bring(subject, *keys()))) == LAYERS
+
+
+def test_an_earlier_manifest_of_something_else_contradicts_the_one_that_refers_to_it() -> None:
+    whole = manifest(LAYERS, version=1, complete=True)
+    other = replace(whole.segments[0], block_keys_sha256=bytes([9]) * 32)
+    subject = assembler(signed=True)
+    subject.accept(elsewhere(whole, 2, 1), 2)
+
+    with pytest.raises(Contradicted, match="changes block_keys_sha256"):
+        subject.supply(replace(whole, segments=(other,)))
 
 
 def test_segments_that_are_added_are_planned_as_they_come() -> None:

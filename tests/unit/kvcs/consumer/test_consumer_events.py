@@ -17,6 +17,8 @@ from kvcs.consumer.events import (
     ReadyLayers,
     Rejection,
     SegmentComplete,
+    SegmentConfirmed,
+    SegmentDiffers,
     Summary,
     TokenRange,
     Trust,
@@ -77,6 +79,7 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             trust=Trust.ATTESTED,
             codec="int8",
             lossless=False,
+            confirmed=True,
         ),
         {
             "event": "layer-ready",
@@ -87,6 +90,7 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
             "trust": "attested",
             "codec": "int8",
             "lossless": False,
+            "confirmed": True,
         },
     ),
     (
@@ -103,6 +107,14 @@ LINES: list[tuple[Event, dict[str, Any]]] = [
     (
         SegmentComplete(segment=0, layers=2, token_start=0, token_end=16),
         {"event": "segment-complete", "segment": 0, "layers": 2, "token_start": 0, "token_end": 16},
+    ),
+    (
+        SegmentConfirmed(segment=1, token_start=16, token_end=32),
+        {"event": "segment-confirmed", "segment": 1, "token_start": 16, "token_end": 32},
+    ),
+    (
+        SegmentDiffers(segment=1, token_start=16, token_end=32),
+        {"event": "segment-differs", "segment": 1, "token_start": 16, "token_end": 32},
     ),
     (
         PublicationComplete(publication=NAME, token_end=16, summary=SUMMARY),

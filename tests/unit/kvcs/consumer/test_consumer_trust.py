@@ -174,6 +174,30 @@ def test_a_manifest_of_another_publication_prefix_or_version_is_refused() -> Non
         check(MANIFEST_0, version=1)
 
 
+@pytest.mark.parametrize("extra", [(), (b"image", b"", b"", b"sound")], ids=["text", "more"])
+def test_tokens_that_are_told_later_give_the_keys_that_they_would_have_given_at_once(
+    extra: tuple[bytes, ...],
+) -> None:
+    more = [*TOKENS, *range(100, 120)]
+    whole = tuple(SCOPE.block_keys(COMPAT, more, extra))
+
+    expected = Expectations.of_tokens(SCOPE, COMPAT, np.array(TOKENS), extra)
+    for tokens in (more[13:15], [], more[15:16], np.array(more[16:])):
+        expected = expected.extended(tokens)
+
+    assert expected.block_keys == whole
+    assert expected.rest == (119,)
+    assert expected.blocks_of(NAME) == (3 if not extra else None)
+
+
+def test_tokens_may_be_told_where_none_were_known() -> None:
+    expected = Expectations(scope_key=SCOPE, descriptor=COMPAT).extended(TOKENS)
+
+    assert expected.block_keys == tuple(KEYS)
+    with pytest.raises(ConfigError, match="expected 0 to"):
+        expected.extended([-1])
+
+
 def test_a_namespace_of_another_scope_or_model_is_refused() -> None:
     with pytest.raises(BadManifest, match="scope"):
         check(MANIFEST_0, name=replace(NAME, scope_id=bytes(32)))

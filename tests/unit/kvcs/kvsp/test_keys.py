@@ -286,3 +286,35 @@ def test_two_interpreters_with_different_hash_seeds_agree_on_every_identifier() 
 
     assert len(outputs) == 1
     assert len(outputs.pop()) > 400
+
+
+@given(
+    st.lists(st.integers(0, (1 << 32) - 1), max_size=40),
+    st.lists(st.integers(0, 40), max_size=4),
+    st.lists(st.binary(max_size=4), max_size=2),
+)
+def test_a_chain_goes_on_from_any_key_as_if_all_tokens_were_given(
+    tokens: list[int], cuts: list[int], extra: list[bytes]
+) -> None:
+    key, identifier, size = ScopeKey(bytes(32)), bytes(32), 4
+    extra = extra[: -(-len(tokens) // size)]
+    whole = key.block_keys(identifier, tokens, extra, block_tokens=size)
+
+    keys: list[bytes] = []
+    for end in [*sorted(cuts), len(tokens)]:
+        done = len(keys)
+        rest = tokens[done * size : end]
+        keys += key.block_keys(
+            identifier,
+            rest,
+            extra[done : done + -(-len(rest) // size)],
+            block_tokens=size,
+            after=keys[-1] if keys else None,
+        )
+
+    assert keys == whole
+
+
+def test_a_block_key_to_go_on_from_has_32_octets() -> None:
+    with pytest.raises(ConfigError, match="Block Key of 31 octets, expected 32"):
+        ScopeKey(bytes(32)).block_keys(bytes(32), [1], block_tokens=1, after=bytes(31))

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -601,3 +602,185 @@ def test_any_shape_in_any_segments_comes_out_as_it_went_in(
     assert made.octets_of(sum(cuts)) == sum(
         t.octets for n, t in made.tracks.items() if n != b"manifest"
     )
+
+
+# -- segments that are appended whole ------------------------------------------------------------
+
+
+def appended(made: Publication, keys: Sequence[bytes]) -> Segment:
+    segment = made.next_segment(keys)
+    layers = [
+        segment.copy(layer, *tensors(made.descriptor, layer, segment.tokens)).prepare()
+        for layer in range(LAYERS)
+    ]
+    made.append(segment, layers, made.draft_append(segment, layers))
+    return segment
+
+
+def test_a_segment_that_is_appended_whole_takes_one_version_of_the_manifest() -> None:
+    made, first = started()
+    produce(made, first)
+    before = made.versions
+
+    segment = appended(made, keys_of(made.descriptor, BLOCKS + 2)[BLOCKS:])
+
+    assert made.versions == before + 1
+    assert not made.manifest_due
+    [*_, last] = manifests(made)
+    entry = last.segments[1]
+    assert (entry.first_block, entry.blocks, entry.complete) == (BLOCKS, 2, True)
+    for name in segment.tracks:
+        track = made.tracks[name.name]
+        assert entry.groups(name) == LAYERS
+        assert track.end_of_track
+        objects = [obj for _, obj in everything(track) if obj.status is ObjectStatus.NORMAL]
+        assert len(objects) == 2 * LAYERS
+        assert b"".join(entry.object_digests[name]) == b"".join(
+            sha256(payload(obj)[68:]).digest() for obj in objects
+        )
+    made.finish()
+    assert made.versions == before + 1
+
+
+def test_what_is_appended_is_the_same_as_if_it_had_been_opened_and_filled() -> None:
+    keys = keys_of(descriptor(), BLOCKS + 1)
+    made, first = started()
+    produce(made, first)
+    other, other_first = started()
+    produce(other, other_first)
+
+    appended(made, keys[BLOCKS:])
+    produce(other, other.open_segment(keys[BLOCKS:]))
+
+    assert made.segments[1].entry() == other.segments[1].entry()
+    for name, track in other.tracks.items():
+        if name != other.manifest_name:
+            assert [
+                (group.group_id, obj.object_id, obj.status, payload(obj))
+                for group, obj in everything(made.tracks[name])
+            ] == [
+                (group.group_id, obj.object_id, obj.status, payload(obj))
+                for group, obj in everything(track)
+            ]
+
+
+def test_nothing_is_appended_by_a_draft_that_is_not_the_next_version_or_lacks_layers() -> None:
+    made, first = started()
+    produce(made, first)
+    keys = keys_of(made.descriptor, BLOCKS + 2)
+    segment = made.next_segment(keys[BLOCKS : BLOCKS + 1])
+    layers = [
+        segment.copy(layer, *tensors(made.descriptor, layer, segment.tokens)).prepare()
+        for layer in range(LAYERS)
+    ]
+    with pytest.raises(ConfigError, match=f"11 layers of segment 1, expected {LAYERS}"):
+        made.draft_append(segment, layers[1:])
+    draft = made.draft_append(segment, layers)
+    version = made.versions
+    made.publish_manifest()
+
+    with pytest.raises(ConfigError, match=f"version {version}, expected {version + 1}"):
+        made.append(segment, layers, draft)
+    assert len(made.segments) == 1
+    appended(made, keys[BLOCKS : BLOCKS + 1])
+    with pytest.raises(ConfigError, match="segment 1 is appended, expected 2"):
+        made.append(segment, layers, draft)
+
+
+def test_what_a_manifest_says_of_a_segment_that_is_complete_is_made_once() -> None:
+    made, first = started()
+    produce(made, first)
+
+    entry, text = first.entry(), first.entry().to_json()
+    appended(made, keys_of(made.descriptor, BLOCKS + 1)[BLOCKS:])
+
+    assert first.entry() is entry
+    assert first.entry().to_json() is text
+    assert manifests(made)[-1].segments[0] == entry
+
+
+# -- what many versions of the manifest list -----------------------------------------------------
+
+
+def grown(blocks: int, **options: Any) -> Publication:
+    about = descriptor(k_shape=(1, 1), v_shape=(0, 0))
+    keys = keys_of(about, BLOCKS + blocks)
+    made = publication(about, keys[:BLOCKS], **options)
+    first = made.open_segment(keys[:BLOCKS])
+    produce(made, first)
+    for block in range(BLOCKS, BLOCKS + blocks):
+        segment = made.next_segment(keys[block : block + 1])
+        layers = [
+            segment.copy(layer, *tensors(about, layer, BLOCK_TOKENS)).prepare()
+            for layer in range(LAYERS)
+        ]
+        made.append(segment, layers, made.draft_append(segment, layers))
+    return made
+
+
+def test_each_version_refers_only_to_earlier_ones_that_list_what_it_leaves_out() -> None:
+    made = grown(60, repeated_octets=1000)
+
+    versions = manifests(made)
+    referring = [version for version in versions if any(e.digests_in for e in version.segments)]
+    assert len(versions) // 2 < len(referring) < len(versions) - 3
+    for version in versions:
+        whole = version
+        wanted = {e.digests_in for e in version.segments if e.digests_in is not None}
+        for number in sorted(wanted):
+            whole = whole.with_digests_of(versions[number])
+        assert (
+            whole.segments
+            == tuple(segment.entry() for segment in made.segments[: len(version.segments)])
+            or not version.segments[-1].complete
+        )
+
+
+def test_who_comes_at_any_time_needs_no_more_than_twice_what_there_is_to_list() -> None:
+    made = grown(80, repeated_octets=1000)
+
+    versions = manifests(made)
+    sizes = [len(version.to_json()) for version in versions]
+    for version, size in zip(versions, sizes, strict=True):
+        earlier = sorted({e.digests_in for e in version.segments if e.digests_in is not None})
+        listed = sum(segment.entry().blocks for segment in made.segments[: len(version.segments)])
+        # Those from the first one that is referred to on, which are fetched in one piece.
+        fetched = sum(sizes[earlier[0] : version.version]) if earlier else 0
+        everything = listed * 2 * LAYERS * 67 + 256 * len(version.segments)
+        assert size + fetched < 2 * (1000 + everything)
+
+
+def test_digests_are_not_listed_as_often_as_there_are_versions() -> None:
+    blocks = 160
+
+    every = grown(blocks, repeated_octets=1 << 30)
+    once = grown(blocks, repeated_octets=0)
+
+    # What every version has to say of a segment, and each digest once.
+    least = sum(
+        len(replace(version, segments=tuple(e.elsewhere(0) for e in complete)).to_json())
+        for version in manifests(every)[1:]
+        if (complete := [entry for entry in version.segments if entry.complete])
+    ) + 67 * sum(segment.digests for segment in every.segments)
+    assert once.tracks[once.manifest_name].octets < 2.2 * least
+    assert once.tracks[once.manifest_name].octets < every.tracks[every.manifest_name].octets / 2
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 30, 31, 32, 33])
+def test_the_last_version_lists_everything(blocks: int) -> None:
+    made = grown(blocks, repeated_octets=0)
+    assert any(e.digests_in is not None for e in manifests(made)[-1].segments) or blocks > 2
+
+    made.finish()
+
+    assert manifests(made)[-1].segments == tuple(segment.entry() for segment in made.segments)
+    assert not made.manifest_due
+
+
+def test_a_publication_of_one_segment_never_refers_to_earlier_versions() -> None:
+    made, segment = started(repeated_octets=0)
+    produce(made, segment)
+    made.finish()
+
+    assert all(e.digests_in is None for version in manifests(made) for e in version.segments)
+    assert made.versions == 4  # empty, opened, eight layers, all twelve

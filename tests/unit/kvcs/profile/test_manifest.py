@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -562,3 +563,54 @@ def test_a_later_manifest_says_the_same_of_codecs_or_more(codecs: dict[str, Code
 
     with pytest.raises(BadManifest, match="a later manifest changes or omits codec 'raw'"):
         replace(MANIFEST, version=5, codecs=codecs).check_follows(MANIFEST)
+
+
+# -- digests that an earlier version lists -------------------------------------------------------
+
+
+def test_an_entry_may_say_which_earlier_version_lists_its_digests() -> None:
+    lean = replace(MANIFEST, segments=(FIRST.elsewhere(2), SECOND))
+
+    again = Manifest.from_json(lean.to_json())
+
+    assert again == lean
+    assert json.loads(lean.to_json())["segments"][0]["digests_in"] == 2
+    assert "object_digests" not in json.loads(lean.to_json())["segments"][0]
+    assert again.segments[0].groups(K0) == 0
+    assert "digests_in" not in json.loads(MANIFEST.to_json())["segments"][0]
+
+
+def test_digests_that_are_left_out_are_taken_from_the_version_that_lists_them() -> None:
+    lean = replace(MANIFEST, segments=(FIRST.elsewhere(2), SECOND))
+
+    assert lean.with_digests_of(replace(MANIFEST, version=2)) == MANIFEST
+    assert lean.with_digests_of(lean) == lean
+    lean.check_follows(replace(MANIFEST, version=3))
+    with pytest.raises(BadManifest, match="changes block_keys_sha256 of segment 0"):
+        lean.with_digests_of(
+            replace(MANIFEST, segments=(replace(FIRST, block_keys_sha256=bytes(32)), SECOND))
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda: SECOND.elsewhere(2), "only of one that is complete and lists none"),
+        (lambda: replace(FIRST, digests_in=2), "only of one that is complete and lists none"),
+        (lambda: FIRST.elsewhere(-1), "digests_in of segment 0 is -1"),
+        (
+            lambda: segment(object_digests={}, digests_in="2"),
+            "digests_in of segment 0 is a string",
+        ),
+        (
+            lambda: replace(MANIFEST, segments=(FIRST.elsewhere(4), SECOND)),
+            "are in version 4, expected one before 4",
+        ),
+    ],
+    ids=["not complete", "listed as well", "below 0", "no number", "not earlier"],
+)
+def test_what_says_where_digests_are_must_be_earlier_and_instead_of_them(
+    change: Callable[[], Any], text: str
+) -> None:
+    with pytest.raises(BadManifest, match=text):
+        change()

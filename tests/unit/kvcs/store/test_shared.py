@@ -191,3 +191,32 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="section of 1 octets"):
         other.put(Component.K, 0, 0, b"x")
     other.close()
+
+
+def test_shared_memory_grows_up_to_what_was_reserved_and_stays_where_it_is() -> None:
+    sink = SharedArraySink(reserve_blocks=BLOCKS)
+    sink.begin(COMPAT, 1)
+    path = sink.share()
+    early = SharedPlaces(path, COMPAT, 1)
+    fill(early.put, [place for place in EVERY_PLACE if place[2] == 0])
+
+    sink.grow(BLOCKS)
+    assert sink.share() == path
+    late = SharedPlaces(path, COMPAT, BLOCKS)
+    fill(late.put, [place for place in EVERY_PLACE if place[2] > 0])
+    early.close()
+    late.close()
+
+    assert_whole(sink.k, sink.v)
+    with pytest.raises(ConfigError, match=f"room for {BLOCKS} blocks, more are needed"):
+        sink.grow(BLOCKS + 1)
+    sink.done()
+
+
+def test_a_file_of_fewer_blocks_than_expected_is_refused() -> None:
+    sink = SharedArraySink()
+    sink.begin(COMPAT, BLOCKS)
+
+    with pytest.raises(ConfigError, match=f"not the file of a cache of {BLOCKS + 1} blocks"):
+        SharedPlaces(sink.share(), COMPAT, BLOCKS + 1)
+    sink.done()

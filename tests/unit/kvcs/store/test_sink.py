@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component, Layout
-from kvcs.store.sink import ArraySink, BlockSink, SafetensorsSink
+from kvcs.store.sink import (
+    ArraySink,
+    BlockSink,
+    GrowingSafetensorsSink,
+    GrowingSink,
+    SafetensorsSink,
+)
 from kvcs.store.source import SafetensorsSource, SyntheticSource
 
 BLOCKS = 3
@@ -191,3 +197,145 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_every_sink_is_one(tmp_path: Path) -> None:
     assert isinstance(ArraySink(), BlockSink)
     assert isinstance(SafetensorsSink(tmp_path / "x"), BlockSink)
+
+
+# -- a context that grows ------------------------------------------------------------------------
+
+
+def place_all(sink: BlockSink, pieces: list[Any], blocks: range) -> None:
+    for piece in pieces:
+        if piece[1] in blocks:
+            as_arrays(sink, *piece)
+
+
+@pytest.mark.parametrize("reserve", [0, 2, 3])
+def test_a_sink_that_grows_keeps_what_was_placed_and_ends_with_the_same_arrays(
+    reserve: int,
+) -> None:
+    source, pieces = cut(descriptor())
+    sink = ArraySink(reserve_blocks=reserve)
+    assert isinstance(sink, GrowingSink)
+    sink.begin(source.descriptor, 1)
+    place_all(sink, pieces, range(1))
+    assert [array.shape for array in sink.k] == [(4, 2, 8)] * 2
+
+    for blocks in (2, 2, BLOCKS):
+        sink.grow(blocks)
+        place_all(sink, pieces, range(blocks - 1, blocks))
+    sink.done()
+
+    for layer, k, v in source.layers(0, BLOCKS):
+        assert sink.k[layer].tobytes() == k.tobytes()
+        assert sink.v[layer].tobytes() == v.tobytes()
+        assert sink.k[layer].shape == k.shape
+
+
+def test_growing_copies_as_often_as_the_logarithm_of_what_it_grows_to() -> None:
+    sink = ArraySink()
+    sink.begin(descriptor(), 1)
+    moves = 0
+    for blocks in range(2, 200):
+        before = sink.k[0].__array_interface__["data"][0]
+        sink.grow(blocks)
+        moves += sink.k[0].__array_interface__["data"][0] != before
+
+    assert moves <= 8
+
+
+def test_memory_that_was_reserved_is_not_moved() -> None:
+    sink = ArraySink(reserve_blocks=100)
+    sink.begin(descriptor(), 1)
+    before = sink.k[1].__array_interface__["data"][0]
+
+    sink.grow(100)
+
+    assert sink.k[1].__array_interface__["data"][0] == before
+    assert len(sink.k[1]) == 400
+
+
+def test_growing_beyond_the_limit_is_refused_and_leaves_what_there_is() -> None:
+    source, pieces = cut(descriptor())
+    octets = Layout.of(source.descriptor).container_octets
+    # Doubling would take more than there may be, as many as are needed would not.
+    sink = ArraySink(limit_octets=3 * octets)
+    sink.begin(source.descriptor, 2)
+    place_all(sink, pieces, range(2))
+
+    sink.grow(3)
+    place_all(sink, pieces, range(2, 3))
+    with pytest.raises(ConfigError, match=f"takes {4 * octets} octets, limit {3 * octets}"):
+        sink.grow(4)
+
+    for layer, k, _ in source.layers(0, BLOCKS):
+        assert sink.k[layer].tobytes() == k.tobytes()
+
+
+def test_arrays_of_the_callers_own_are_grown_into_and_no_further() -> None:
+    source, pieces = cut(descriptor())
+    layout = Layout.of(source.descriptor)
+    k = [np.zeros((12, 2, 8), layout.dtype) for _ in range(2)]
+    v = [np.zeros((12, 1, 4), layout.dtype) for _ in range(2)]
+    sink = ArraySink(k, v)
+    sink.begin(source.descriptor, 1)
+    with pytest.raises(ValueError, match="1 blocks"):
+        place_all(sink, pieces, range(1, 2))
+
+    sink.grow(3)
+    place_all(sink, pieces, range(3))
+
+    assert sink.k is k
+    *_, last = source.layers(0, BLOCKS)
+    assert k[1].tobytes() == last.k.tobytes()
+    with pytest.raises(
+        ConfigError, match=r"k\.0 is bfloat16 \[12, 2, 8\], expected .*\[16, 2, 8\]"
+    ):
+        sink.grow(4)
+
+
+def test_a_file_cannot_grow() -> None:
+    assert not isinstance(SafetensorsSink("cache.safetensors"), GrowingSink)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "noted"),
+    [(range(14), list(range(12))), (range(8), None), ((), None)],
+    ids=["known", "fewer than came", "not known"],
+)
+def test_a_context_that_grew_is_written_to_a_file_once_it_is_whole(
+    tmp_path: Path, tokens: range, noted: list[int] | None
+) -> None:
+    source, pieces = cut(descriptor())
+    path = tmp_path / "cache.safetensors"
+    sink = GrowingSafetensorsSink(path, tokens=tokens)
+    assert isinstance(sink, GrowingSink)
+    sink.begin(source.descriptor, 1)
+    place_all(sink, pieces, range(1))
+    sink.grow(BLOCKS)
+    place_all(sink, pieces, range(1, BLOCKS))
+    assert list(tmp_path.iterdir()) == []
+
+    sink.done()
+
+    side = json.loads(path.with_suffix(".json").read_text())
+    assert side.get("tokens") == noted
+    assert sorted(found.name for found in tmp_path.iterdir()) == [
+        "cache.json", "cache.safetensors"
+    ]  # fmt: skip
+    if noted is not None:
+        for ours, found in zip(
+            source.layers(0, BLOCKS), SafetensorsSource(path).layers(0, BLOCKS), strict=True
+        ):
+            assert (ours.k.tobytes(), ours.v.tobytes()) == (found.k.tobytes(), found.v.tobytes())
+
+
+def test_a_context_that_cannot_be_written_leaves_no_file_behind(tmp_path: Path) -> None:
+    source, pieces = cut(descriptor())
+    sink = GrowingSafetensorsSink(tmp_path / "missing" / "cache.safetensors")
+    sink.begin(source.descriptor, BLOCKS)
+    place_all(sink, pieces, range(BLOCKS))
+
+    with pytest.raises(ConfigError, match="missing"):
+        sink.done()
+
+    assert not sink.complete
+    assert list(tmp_path.iterdir()) == []
