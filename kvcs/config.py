@@ -28,7 +28,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from kvcs.errors import ConfigError
+from kvcs.errors import BadName, ConfigError
+from kvcs.kvsp.http.uris import ServiceUri
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.signing import ProducerKey, PublicKey, trusted_keys
 from kvcs.telemetry import LogFormat
@@ -53,7 +54,11 @@ _OTHER_VARIABLES = frozenset(
 _PLATFORM_VARIABLE = re.compile(r"KVCS_(.+_)?(PORT(_\d+.*|_.+)?|SERVICE_(HOST|PORT)(_.+)?)")
 
 #: Second names of flags. In the environment and the file a setting has one name.
-_ALSO: Mapping[str, tuple[str, ...]] = {"encodings": ("--codec",)}
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "encodings": ("--codec",),
+    "http_listen": ("--http",),
+    "index_uri": ("--index",),
+}
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([kmg]i?|)b?", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>\d{1,5})")
@@ -113,6 +118,31 @@ def parse_uri(value: object) -> object:
     return value
 
 
+def parse_service(value: object) -> object:
+    """Read the ``https://HOST:PORT/PATH`` of a service."""
+    try:
+        return ServiceUri.parse(value).base if isinstance(value, str) else value
+    except BadName as exc:
+        raise ValueError(f"expected https://HOST:PORT/PATH: {exc}") from None
+
+
+def parse_services(value: object) -> object:
+    """Read a list of ``https://HOST:PORT/PATH``."""
+    found = parse_list(value)
+    return tuple(map(parse_service, found)) if isinstance(found, list | tuple) else found
+
+
+def parse_places(value: object) -> object:
+    """Read a list of ``moqt://HOST:PORT/PATH`` and ``https://HOST:PORT/PATH``."""
+    found = parse_list(value)
+    for uri in found if isinstance(found, list | tuple) else ():
+        if isinstance(uri, str) and uri.startswith("https:"):
+            parse_service(uri)
+        else:
+            parse_uri(uri)
+    return found
+
+
 def parse_uris(value: object) -> object:
     """Read a list of ``moqt://HOST:PORT/PATH``."""
     found = parse_list(value)
@@ -125,12 +155,15 @@ AddressSetting = Annotated[Address, BeforeValidator(parse_address)]
 DatagramSetting = Annotated[int | None, BeforeValidator(parse_datagram)]
 OctetsSetting = Annotated[int, BeforeValidator(parse_octets)]
 UriSetting = Annotated[str, BeforeValidator(parse_uri)]
+ServiceSetting = Annotated[str, BeforeValidator(parse_service)]
+ServicesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_services)]
+PlacesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_places)]
 UrisSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_uris)]
 NamesSetting = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 PathsSetting = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
 
 
-class Settings(BaseSettings):
+class CommonSettings(BaseSettings):
     """What every command can be told. Frozen; made by :func:`settings_from`, or in code.
 
     Made in code, it takes what it is given and reads neither environment nor file.
@@ -141,6 +174,30 @@ class Settings(BaseSettings):
     )
     #: The table of the file that is for this command.
     table: ClassVar[str] = ""
+
+    # Log lines.
+    log_format: LogFormat = Field(
+        default="auto", description="lines for people, JSON, or what suits"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="what is below is not written"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave environment and file to :func:`settings_from`, which knows what came from where."""
+        return (init_settings,)
+
+
+class Settings(CommonSettings):
+    """What every command can be told that speaks MOQT."""
 
     # What TLS is told.
     ca_file: Path | None = Field(
@@ -153,14 +210,6 @@ class Settings(BaseSettings):
     insecure_skip_verify: bool = Field(
         default=False,
         description="believe any peer: for measurements and tests, never for data that matter",
-    )
-
-    # Log lines.
-    log_format: LogFormat = Field(
-        default="auto", description="lines for people, JSON, or what suits"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="what is below is not written"
     )
 
     # QUIC.
@@ -197,18 +246,6 @@ class Settings(BaseSettings):
     request_timeout_s: float = Field(
         default=10.0, gt=0, description="seconds until a request must be answered"
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave environment and file to :func:`settings_from`, which knows what came from where."""
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _check_windows(self) -> "Settings":
@@ -252,7 +289,25 @@ class ScopedSettings(Settings):
         return ScopeKey(secret)
 
 
-class ProducerSettings(ScopedSettings):
+class IndexedSettings(ScopedSettings):
+    """What those commands can be told that tell an index, or ask one."""
+
+    index_uri: ServiceSetting | None = Field(
+        default=None,
+        description="index to be listed at, or to ask who covers most, https://HOST:PORT/PATH",
+    )
+    index_token_file: Path | None = Field(
+        default=None, description="file with the token that the index knows us by"
+    )
+
+    @model_validator(mode="after")
+    def _check_index(self) -> "IndexedSettings":
+        if self.index_uri is not None and self.index_token_file is None:
+            raise ValueError("index_token_file is not set, expected a file since index_uri is")
+        return self
+
+
+class ProducerSettings(IndexedSettings):
     """What ``kvcs produce`` can be told."""
 
     table: ClassVar[str] = "produce"
@@ -275,6 +330,19 @@ class ProducerSettings(ScopedSettings):
         default=("raw",),
         description="forms to offer: CODEC for k and v apart, kv.CODEC for one track; codecs are "
         "raw, shuffle-zstd, shuffle-lz4 (lossless), int8, fp8 (lossy, k and v apart)",
+    )
+    http_listen: AddressSetting | None = Field(
+        default=None, description="address and TCP port to serve blocks at over HTTPS"
+    )
+    tokens_file: Path | None = Field(
+        default=None,
+        description="file of mode 0600 with who may ask over HTTPS, a line each: SCOPE_ID RIGHTS "
+        "TOKEN",
+    )
+    reached_at: PlacesSetting = Field(
+        default=(),
+        description="where others reach us, as the index is told: moqt://HOST:PORT/PATH and "
+        "https://HOST:PORT/PATH (default: the relays, and the addresses listened on)",
     )
     deterministic: bool = Field(
         default=False, description="promise that every run gives bit-identical objects"
@@ -304,10 +372,12 @@ class ProducerSettings(ScopedSettings):
     def _check_listener(self) -> "ProducerSettings":
         if self.listen is None and not self.connect:
             raise ValueError("neither listen nor connect is set, expected one of them or both")
-        if self.listen is not None:
+        if self.listen is not None or self.http_listen is not None:
             for name in ("certificate_file", "key_file"):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name} is not set, expected a PEM file to listen with")
+        if self.http_listen is not None and self.tokens_file is None:
+            raise ValueError("tokens_file is not set, expected a file since http_listen is")
         return self
 
     def load_producer_key(self) -> ProducerKey | None:
@@ -321,13 +391,20 @@ class ProducerSettings(ScopedSettings):
         return ProducerKey.from_file(self.producer_key_file)
 
 
-class ConsumerSettings(ScopedSettings):
+class ConsumerSettings(IndexedSettings):
     """What ``kvcs consume`` can be told."""
 
     table: ClassVar[str] = "consume"
 
     connect: UrisSetting = Field(
         min_length=1, description="relays or producers to try in order, moqt://HOST:PORT/PATH"
+    )
+    block_services: ServicesSetting = Field(
+        default=(),
+        description="block services to ask for what no relay has, https://HOST:PORT/PATH",
+    )
+    block_token_file: Path | None = Field(
+        default=None, description="file with the token that they know us by"
     )
     trust: PathsSetting = Field(
         default=(),
@@ -382,6 +459,12 @@ class ConsumerSettings(ScopedSettings):
     max_cache_octets: OctetsSetting = Field(
         default=8 << 30, ge=1, description="octets of tensors that are allocated at most"
     )
+
+    @model_validator(mode="after")
+    def _check_block_services(self) -> "ConsumerSettings":
+        if self.block_services and self.block_token_file is None:
+            raise ValueError("block_token_file is not set, expected a file since block_services is")
+        return self
 
     @model_validator(mode="after")
     def _check_trust(self) -> "ConsumerSettings":
@@ -546,6 +629,49 @@ class StoreSettings(ScopedSettings):
         return trusted_keys(self.trust)
 
 
+class IndexSettings(CommonSettings):
+    """What ``kvcs index`` can be told."""
+
+    table: ClassVar[str] = "index"
+
+    listen: AddressSetting = Field(
+        description="address and TCP port to listen on, such as 0.0.0.0:8443"
+    )
+    certificate_file: Path = Field(description="PEM file with the certificate chain to listen with")
+    key_file: Path = Field(description="PEM file with the certificate's key")
+    tokens_file: Path = Field(
+        description="file of mode 0600 with who may ask, a line each: SCOPE_ID RIGHTS TOKEN"
+    )
+    drain_s: float = Field(
+        default=10.0, ge=0, description="seconds for requests to end after SIGTERM"
+    )
+    max_connections: int = Field(
+        default=1024, ge=1, description="connections at once; more are refused"
+    )
+    max_open_requests: int = Field(
+        default=256, ge=1, description="requests at once; more are refused"
+    )
+    max_holders: int = Field(default=65_536, ge=1, description="holders that are listed at most")
+    max_holders_of_token: int = Field(
+        default=16_384, ge=1, description="of them those that one token has registered"
+    )
+    max_keys: int = Field(
+        default=1_000_000, ge=1, description="keys of all holders, at some 300 octets of memory"
+    )
+    max_keys_of_token: int = Field(
+        default=500_000, ge=1, description="of them those that one token has registered"
+    )
+    max_lease_s: float = Field(
+        default=3600.0, ge=1, description="seconds that a holder is listed without renewal"
+    )
+    request_timeout_s: float = Field(
+        default=10.0, gt=0, description="seconds for a handshake, and until a request is there"
+    )
+    idle_timeout_s: float = Field(
+        default=30.0, gt=0, description="seconds of silence that end a connection"
+    )
+
+
 class BenchSettings(ScopedSettings):
     """What ``kvcs bench`` can be told. Names nothing that another command does not know."""
 
@@ -573,14 +699,15 @@ class PingSettings(Settings):
 
 #: Every class of settings with names of its own. One in the file or the environment must be known
 #: to one of them.
-SETTINGS: tuple[type[Settings], ...] = (
+SETTINGS: tuple[type[CommonSettings], ...] = (
     ProducerSettings,
     ConsumerSettings,
     RelaySettings,
     StoreSettings,
+    IndexSettings,
 )
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=CommonSettings)
 
 
 class Origin(NamedTuple):
@@ -589,7 +716,9 @@ class Origin(NamedTuple):
     text: str
 
 
-def add_settings(parser: ArgumentParser, cls: type[Settings], *, but: Collection[str] = ()) -> None:
+def add_settings(
+    parser: ArgumentParser, cls: type[CommonSettings], *, but: Collection[str] = ()
+) -> None:
     """Declare a flag for every setting that is not secret, and ``--config``; ``but`` these."""
     parser.allow_abbrev = False  # --scope-key must be an error, and not --scope-key-file
     parser.add_argument(
@@ -654,7 +783,7 @@ def settings_from(cls: type[S], args: Namespace, *, environ: Mapping[str, str] |
 
 
 def origins_of(
-    cls: type[Settings], args: Namespace, *, environ: Mapping[str, str] | None = None
+    cls: type[CommonSettings], args: Namespace, *, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return, for each setting that is set at all, where its value comes from."""
     variables = os.environ if environ is None else environ
@@ -665,7 +794,7 @@ def origins_of(
 
 
 def _from_environment(
-    cls: type[Settings], variables: Mapping[str, str]
+    cls: type[CommonSettings], variables: Mapping[str, str]
 ) -> dict[str, tuple[Any, Origin]]:
     found: dict[str, tuple[Any, Origin]] = {}
     known = {f"{ENV_PREFIX}{name.upper()}" for name in _all_names()} | _OTHER_VARIABLES
@@ -680,7 +809,7 @@ def _from_environment(
     return found
 
 
-def _from_file(cls: type[Settings], named: str | None) -> dict[str, tuple[Any, Origin]]:
+def _from_file(cls: type[CommonSettings], named: str | None) -> dict[str, tuple[Any, Origin]]:
     path = Path(named or DEFAULT_FILE)
     try:
         members = tomllib.loads(path.read_text())
@@ -728,7 +857,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _explain(
-    cls: type[Settings], error: ErrorDetails, found: Mapping[str, tuple[Any, Origin]]
+    cls: type[CommonSettings], error: ErrorDetails, found: Mapping[str, tuple[Any, Origin]]
 ) -> str:
     """Put one complaint of the validator in our words."""
     message = error["msg"].removeprefix("Value error, ")
@@ -775,7 +904,7 @@ def _metavar(field: FieldInfo) -> str:
         return "|".join(get_args(field.annotation))
     if int in kinds:
         return "N"
-    if parse_uris in readers:
+    if {parse_uris, parse_service, parse_services, parse_places} & set(readers):
         return "URI"
     return "SECONDS" if float in kinds else "TEXT"
 

@@ -3,13 +3,14 @@
 * :exc:`KvcsError`
     * :exc:`ConfigError`: what a person or caller gave is unusable; the text names what
     * :exc:`BadDescriptor`: a Compatibility Descriptor that this project refuses
-    * :exc:`BadName`: a Track Namespace or Track Name that is not one of KVCS
+    * :exc:`BadName`: a Track Namespace, a Track Name or a holder's URI that is not one of KVCS
     * :exc:`BadObject`: one Object is refused and counts as missing; the others are unaffected
     * :exc:`BadManifest`: a manifest is refused, and with it what it says of the publication
     * :exc:`NotFound`: there is no such publication, segment or block
     * :exc:`Incomplete`: a retrieval ended with things missing; it carries them
     * :exc:`PublicationFailed`: the publisher gave the publication up
     * :exc:`Expired`: the deadline passed
+    * :exc:`ServiceFailed`: a service over HTTP did not do what it was asked; it says why
 """
 
 from collections.abc import Iterable
@@ -49,6 +50,23 @@ class Rejection(StrEnum):
     DECODE = "decode"
 
 
+class ServiceFault(StrEnum):
+    """What went wrong at a service over HTTP. The values are stable, as logs carry them."""
+
+    #: No connection, or one that was lost before the answer was whole.
+    UNREACHABLE = "unreachable"
+    #: The token is missing, nobody's, or good for something else.
+    UNAUTHORIZED = "unauthorized"
+    #: It has no room, or is stopping. Later, or another one, may do.
+    BUSY = "busy"
+    #: It does not take the request as it is; sent again, it would not either.
+    REFUSED = "refused"
+    #: It made a mistake.
+    BROKEN = "broken"
+    #: It answered what no such service answers, or more than was asked for.
+    BAD_ANSWER = "bad-answer"
+
+
 class KvcsError(Exception):
     """Base of every exception that kvcs raises on purpose."""
 
@@ -62,7 +80,7 @@ class BadDescriptor(KvcsError):
 
 
 class BadName(KvcsError):
-    """A Track Namespace or Track Name does not follow KVCS Sections 3.1 and 3.2."""
+    """A Track Namespace, Track Name (KVCS Sections 3.1, 3.2) or holder's URI is none of KVCS."""
 
 
 class BadObject(KvcsError):
@@ -103,3 +121,19 @@ class PublicationFailed(KvcsError):
 
 class Expired(KvcsError):
     """The deadline passed before the work was done."""
+
+
+class ServiceFailed(KvcsError):
+    """A block service or an Index Service did not do what it was asked. Do without, or ask another.
+
+    Attributes:
+        fault: What went wrong; stable, for metrics and for decisions.
+        retry_after_s: Seconds after which it may be asked again, where it said so.
+    """
+
+    def __init__(
+        self, fault: ServiceFault, text: str, *, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(text)
+        self.fault = fault
+        self.retry_after_s = retry_after_s

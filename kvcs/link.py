@@ -7,7 +7,7 @@ when to dial again and where.
 import random
 from dataclasses import replace
 
-from kvcs.config import ProducerSettings, RelaySettings, Settings, StoreSettings
+from kvcs.config import IndexSettings, ProducerSettings, RelaySettings, Settings, StoreSettings
 from kvcs.errors import ConfigError
 from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, ServerTls
 from moqt.aio.engine import check_engine
@@ -92,7 +92,9 @@ def client_tls(settings: Settings) -> ClientTls:
     )
 
 
-def server_tls(settings: ProducerSettings | RelaySettings | StoreSettings) -> ServerTls:
+def server_tls(
+    settings: ProducerSettings | RelaySettings | StoreSettings | IndexSettings,
+) -> ServerTls:
     """Return what to identify oneself with when listening.
 
     Raises:

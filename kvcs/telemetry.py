@@ -69,6 +69,14 @@ class LogEvent(StrEnum):
     BLOCKS_MISSED = "block service did not help"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"
+    HTTP_LISTENING = "listening over http"
+    HTTP_BROKEN = "request failed by a mistake of ours"
+    HTTP_CUT = "answer cut off"
+    TOKENS_TAKEN = "tokens taken"
+    TOKENS_REFUSED = "tokens refused"
+    INDEX_LOST = "index does not answer"
+    INDEX_BACK = "index answers again"
+    HOLDER_REFUSED = "index does not take a holder"
     GARBAGE_COLLECTED = "garbage collected"
 
 
@@ -103,6 +111,13 @@ class Counter(StrEnum):
     OBJECTS_DAMAGED = "kvcs_objects_damaged_total"
     DISK_FULL = "kvcs_disk_full_total"
     WAITS_EXPIRED = "kvcs_waits_expired_total"
+    HTTP_REQUESTS = "kvcs_http_requests_total"
+    HTTP_REQUESTS_REFUSED = "kvcs_http_requests_refused_total"
+    HTTP_ANSWERS_CUT = "kvcs_http_answers_cut_total"
+    HTTP_OCTETS = "kvcs_http_sent_bytes_total"
+    HOLDERS_REGISTERED = "kvcs_index_holders_registered_total"
+    HOLDERS_EXPIRED = "kvcs_index_holders_expired_total"
+    INDEX_FAILURES = "kvcs_index_failures_total"
 
 
 class Counters(Mapping[Counter, int]):

@@ -18,6 +18,7 @@ from kvcs.cli import (
     consume,
     demo,
     fetch,
+    index,
     keys,
     ping,
     produce,
@@ -33,7 +34,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, store, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
@@ -49,6 +50,7 @@ EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
         errors.Incomplete: 8,
         errors.PublicationFailed: 9,
         errors.Expired: 10,
+        errors.ServiceFailed: 12,
         Unreachable: 11,
         errors.KvcsError: 1,
         MoqtError: 11,
@@ -73,8 +75,8 @@ A first look, with nothing but this machine:
 
 Exit status: 0 done; 2 a flag, setting or file is unusable; 3 not found; 4 bad manifest;
 5 bad object; 6 bad descriptor; 7 bad name; 8 incomplete; 9 the publication failed; 10 the
-deadline passed; 11 the network, or the other end; 1 anything else; 70 a mistake of this program;
-130, 143 ended by SIGINT, SIGTERM.
+deadline passed; 11 the network, or the other end; 12 a service over HTTP; 1 anything else; 70 a
+mistake of this program; 130, 143 ended by SIGINT, SIGTERM.
 Results go to standard output, messages to standard error.
 """
 

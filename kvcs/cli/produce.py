@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 
 from kvcs.cli.output import Output
+from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
@@ -31,6 +32,12 @@ then on.
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
       --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
   kvcs produce --synthetic llama-3.1-8b --tokens 4096 --layer-interval-ms 40 --listen ...
+
+With --http, blocks are served over HTTPS as well, to who has a token of --tokens-file. With
+--index, publications are listed at an index, for who looks for the longest beginning of a prompt:
+
+  kvcs produce cache.safetensors --listen ... --http 127.0.0.1:8444 --tokens-file tokens \\
+      --index https://index:8443 --index-token-file mine.token --ca-file ca.pem
 
 With --repeat-s it is published again and again, each time under a new Publication ID; earlier ones
 are kept for --ttl-s. With --prompt-to it only writes what kvcs consume takes as PROMPT, and ends.
@@ -104,26 +111,31 @@ async def run(args: Namespace) -> int:
         ProducerOptions.of(settings),
         producer_key=settings.load_producer_key(),
     )
+    over_http = OverHttp(producer, settings)
     output = Output(as_json=args.json)
 
     async def serve(stopping: asyncio.Event) -> None:
         async with producer:
+            address: tuple[str, int] | None = None
             if settings.listen is not None:
-                host, port = await producer.listen(
+                address = await producer.listen(
                     *settings.listen, tls=server_tls(settings), quic=quic_settings(settings)
                 )
-                output.tell("listening", host=host, port=port)
+                output.tell("listening", host=address[0], port=address[1])
             for uri in settings.connect:
                 producer.announce_at(uri, tls=client_tls(settings), quic=quic_settings(settings))
-            await _publish(producer, source, args, output, stopping)
-            while args.repeat_s is not None and not await _set_within(stopping, args.repeat_s):
+            async with over_http.serving(address, output):
                 await _publish(producer, source, args, output, stopping)
-            await stopping.wait()
+                while args.repeat_s is not None and not await _set_within(stopping, args.repeat_s):
+                    await _publish(producer, source, args, output, stopping)
+                await stopping.wait()
         output.tell("stopped", **{c.value: n for c, n in producer.counters.items() if n})
 
-    listens = settings.listen is not None
-    with renewing_certificate(settings, producer.identify) if listens else nullcontext():
-        await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+    listens = settings.listen is not None or settings.http_listen is not None
+    renew = over_http.renewing(producer.identify)
+    with renewing_certificate(settings, renew) if listens else nullcontext():
+        # What is over HTTP is drained first, then the sessions.
+        await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
     return 0
 
 

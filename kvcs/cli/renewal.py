@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from kvcs.config import ProducerSettings, RelaySettings, StoreSettings
+from kvcs.config import IndexSettings, ProducerSettings, RelaySettings, StoreSettings
 from kvcs.lifecycle import on_hangup
 from kvcs.link import server_tls
 from kvcs.telemetry import LogEvent
@@ -17,7 +17,7 @@ log = structlog.get_logger("kvcs")
 
 @contextmanager
 def renewing_certificate(
-    settings: ProducerSettings | RelaySettings | StoreSettings,
+    settings: ProducerSettings | RelaySettings | StoreSettings | IndexSettings,
     identify: Callable[[ServerTls], None],
 ) -> Iterator[None]:
     """While the block runs, have each SIGHUP read certificate and key again.

@@ -3,6 +3,7 @@
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from kvcs.cli.inputs import descriptor_and_tokens, parse_json, parse_tokens, read_octets, shown_name
 from kvcs.cli.inputs import tokens_from as checked_tokens
 from kvcs.cli.output import Output
+from kvcs.cli.overhttp import block_clients, index_client
 from kvcs.config import ConsumerSettings
 from kvcs.consumer.events import Event, Failed, LayerReady
 from kvcs.consumer.retrieval import ConnectionSpec, Retrieval, RetrievalSettings, consume
 from kvcs.consumer.selection import Wish
+from kvcs.consumer.services import HttpIndex, HttpSections
 from kvcs.consumer.trust import Expectations
 from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
@@ -191,10 +194,14 @@ async def retrieve(
         ConnectionSpec(uri=uri, tls=client_tls(settings), quic=quic_settings(settings))
         for uri in settings.connect
     ]
+    index = index_client(settings, expected.scope_key.scope_id)
+    services = block_clients(settings)
     retrieval = consume(
         expected,
         connections,
         sink,
+        index=None if index is None else HttpIndex(index),
+        blocks=[HttpSections(service) for service in services],
         wish=wish,
         settings=RetrievalSettings(
             deadline_s=settings.deadline_s,
@@ -212,7 +219,12 @@ async def retrieve(
         on_event=lambda event: tell(event, retrieval),
     )
     with cancelled_by_sigterm():
-        async with retrieval:
+        async with AsyncExitStack() as stack:
+            for service in services:
+                await stack.enter_async_context(service)
+            if index is not None:
+                await stack.enter_async_context(index)
+            await stack.enter_async_context(retrieval)
             await retrieval.result()
 
 

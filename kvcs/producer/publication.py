@@ -181,6 +181,7 @@ class Segment:
         number: From 0.
         first_block: Index of its first block in the whole context.
         blocks: How many.
+        keys: Their Block Keys.
         next_layer: The layer that is to be published next; ``layers`` when it is complete.
     """
 
@@ -196,6 +197,8 @@ class Segment:
         self.number = number
         self.first_block = first_block
         self.blocks = len(keys)
+        self.keys = tuple(keys)
+        self._indices = {key: index for index, key in enumerate(self.keys)}
         self.layout = layout
         self.codecs = codecs
         self.tracks: tuple[DataTrack, ...] = tuple(
@@ -227,6 +230,10 @@ class Segment:
         """What it takes to prepare a layer, as the octets that can be hashed meanwhile."""
         is_raw = all(track.codec == "raw" for track in self.tracks)
         return self.layer_octets * (1 if is_raw else ENCODING_WORK)
+
+    def index_of(self, key: bytes) -> int | None:
+        """Return which of its blocks has a Block Key, from 0; ``None`` if none has."""
+        return self._indices.get(key)
 
     def copy(
         self,
@@ -393,6 +400,11 @@ class Publication:
     def tracks(self) -> Mapping[bytes, LocalTrack]:
         """Its tracks by Track Name, the manifest track among them."""
         return MappingProxyType(self._tracks)
+
+    @property
+    def encodings(self) -> tuple[Encoding, ...]:
+        """The forms in which every segment is offered."""
+        return self._encodings
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -33,6 +33,7 @@ FLOORS = (
         "kvcs.garbage",
         "kvcs.measurement",
         "kvcs.advice",
+        "kvcs.kvsp.http",
     ),
     ("kvcs.producer", "kvcs.consumer", "kvcs.depot"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
@@ -58,10 +59,18 @@ SHELL = (
     "kvcs.garbage",
     "kvcs.lifecycle",
     "kvcs.link",
+    "kvcs.kvsp.http.blockclient",
+    "kvcs.kvsp.http.blockservice",
+    "kvcs.kvsp.http.client",
+    "kvcs.kvsp.http.indexclient",
+    "kvcs.kvsp.http.indexservice",
+    "kvcs.kvsp.http.registrar",
+    "kvcs.kvsp.http.service",
     "kvcs.producer.daemon",
     "kvcs.producer.handle",
     "kvcs.producer.handler",
     "kvcs.producer.holdings",
+    "kvcs.producer.listing",
     "kvcs.producer.relay",
     "kvcs.producer.workers",
     "kvcs.consumer.discovery",
@@ -75,6 +84,7 @@ SHELL = (
     "kvcs.consumer.pursuit",
     "kvcs.consumer.replicas",
     "kvcs.consumer.retrieval",
+    "kvcs.consumer.services",
     "kvcs.consumer.sessions",
     "kvcs.consumer.tasks",
     "kvcs.consumer.telling",
@@ -93,6 +103,7 @@ SHELL = (
 )
 IO_LIBRARIES = (
     "asyncio",
+    "aiohttp",
     "aioquic",
     "aiopquic",
     "uvloop",
@@ -123,8 +134,8 @@ def within(name: str, *packages: str) -> bool:
 def floor(name: str) -> int:
     if name in FACES:
         return FACES[name]
-    [found] = [n for n, row in enumerate(FLOORS) if within(name, *row)]
-    return found
+    # A package may stand above the one that it is a part of: the longest name counts.
+    return max((len(p), n) for n, row in enumerate(FLOORS) for p in row if within(name, p))[1]
 
 
 def nodes(path: str) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -175,6 +186,13 @@ def test_only_its_engine_knows_a_quic_library(engine: str, library: str) -> None
     assert found
     # By path: a module of the package's name would hide behind it.
     assert not [path for path in found if not path.startswith(engine.replace(".", "/") + "/")]
+
+
+def test_only_kvsp_over_http_knows_the_library_that_carries_it() -> None:
+    found = {path for path in PATHS if any(within(name, "aiohttp") for name in imports(path))}
+
+    assert found
+    assert not [path for path in found if not path.startswith("kvcs/kvsp/http/")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

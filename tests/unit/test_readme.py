@@ -110,7 +110,11 @@ def test_the_figures_of_codecs_are_those_that_the_advice_counts_with() -> None:
 
 
 #: Who has a setting, where saying it one by one would be tedious.
-USERS = {("produce", "consume"): "both", ("produce", "consume", "relay", "store"): "all"}
+USERS = {
+    ("produce", "consume"): "both",
+    ("produce", "consume", "relay", "store"): "all",
+    ("produce", "consume", "relay", "store", "index"): "every",
+}
 
 
 def shown_defaults(name: str) -> set[str]:

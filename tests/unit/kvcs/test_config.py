@@ -8,9 +8,9 @@ import pytest
 from kvcs.config import (
     SETTINGS,
     Address,
+    CommonSettings,
     ConsumerSettings,
     ProducerSettings,
-    Settings,
     add_settings,
     origins_of,
     settings_from,
@@ -18,7 +18,7 @@ from kvcs.config import (
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=CommonSettings)
 RELAY = "moqt://relay.example:4443/"
 
 
@@ -300,7 +300,9 @@ def test_settings_made_in_code_do_not_read_the_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("cls", SETTINGS)
-def test_every_setting_is_described_and_all_but_secrets_have_a_flag(cls: type[Settings]) -> None:
+def test_every_setting_is_described_and_all_but_secrets_have_a_flag(
+    cls: type[CommonSettings],
+) -> None:
     parser = ArgumentParser()
     add_settings(parser, cls)
     flags = {flag for action in parser._actions for flag in action.option_strings}

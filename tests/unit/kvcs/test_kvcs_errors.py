@@ -3,7 +3,14 @@
 import pytest
 
 from kvcs import errors
-from kvcs.errors import BadObject, Incomplete, KvcsError, Rejection
+from kvcs.errors import (
+    BadObject,
+    Incomplete,
+    KvcsError,
+    Rejection,
+    ServiceFailed,
+    ServiceFault,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +25,7 @@ from kvcs.errors import BadObject, Incomplete, KvcsError, Rejection
         "Incomplete",
         "PublicationFailed",
         "Expired",
+        "ServiceFailed",
     ],
 )
 def test_every_exception_is_of_the_one_family(name: str) -> None:
@@ -38,3 +46,10 @@ def test_an_incomplete_retrieval_carries_what_is_missing() -> None:
     assert exc.missing == ((1, "k.raw.s0", 5), (2, "k.raw.s0", 5))
     assert str(exc) == "2 objects are missing"
     assert Incomplete("nothing came").missing == ()
+
+
+def test_a_service_that_failed_says_why_and_when_it_may_be_asked_again() -> None:
+    exc = ServiceFailed(ServiceFault.BUSY, "503, full", retry_after_s=10.0)
+
+    assert (exc.fault, exc.retry_after_s) == ("busy", 10.0)
+    assert ServiceFailed(ServiceFault.BROKEN, "500").retry_after_s is None

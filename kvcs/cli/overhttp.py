@@ -1,0 +1,171 @@
+"""What commands do over HTTP: serve a producer's blocks, be listed at an index, ask either."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+
+from kvcs.cli.output import Output
+from kvcs.config import Address, ConsumerSettings, IndexedSettings, ProducerSettings
+from kvcs.errors import ConfigError
+from kvcs.kvsp.http.blockclient import BlockClient
+from kvcs.kvsp.http.blockservice import BlockService
+from kvcs.kvsp.http.client import ClientOptions
+from kvcs.kvsp.http.indexclient import IndexClient
+from kvcs.kvsp.http.registrar import Registrar
+from kvcs.kvsp.http.service import HttpService, ServiceOptions
+from kvcs.kvsp.http.tokens import TokenFile, read_token
+from kvcs.link import server_tls
+from kvcs.producer.blocks import PublishedBlocks
+from kvcs.producer.daemon import Producer
+from kvcs.producer.listing import Listing
+from kvcs.telemetry import LogEvent
+from moqt.aio import ClientTls, ServerTls
+
+log = structlog.get_logger("kvcs")
+
+
+class OverHttp:
+    """The part of a producer that speaks HTTP.
+
+    Args:
+        producer: What it serves.
+        settings: What it was told.
+
+    Raises:
+        ConfigError: If a file or URI cannot be used; the message names it.
+    """
+
+    def __init__(self, producer: Producer, settings: ProducerSettings) -> None:
+        self._producer = producer
+        self._settings = settings
+        self._service: HttpService | None = None
+        if settings.http_listen is not None:
+            assert settings.tokens_file is not None, "the settings see to that"
+            self._service = HttpService(
+                [BlockService(PublishedBlocks(producer.answers), counters=producer.counters)],
+                TokenFile.read(settings.tokens_file),
+                options=ServiceOptions(
+                    max_connections=settings.max_connections,
+                    request_timeout_s=settings.request_timeout_s,
+                    idle_timeout_s=settings.idle_timeout_s,
+                ),
+                counters=producer.counters,
+            )
+        self._client = index_client(settings, producer.scope_key.scope_id)
+
+    @asynccontextmanager
+    async def serving(self, address: tuple[str, int] | None, output: Output) -> AsyncIterator[None]:
+        """Serve and be listed while the block runs.
+
+        Args:
+            address: Where the producer listens for sessions, if it does.
+            output: Told where blocks are served.
+        """
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            served: tuple[str, int] | None = None
+            if self._service is not None and settings.http_listen is not None:
+                served = await self._service.listen(*settings.http_listen, tls=server_tls(settings))
+                stack.push_async_callback(self._service.close, settings.drain_s)
+                output.tell("listening-http", host=served[0], port=served[1])
+            if self._client is not None:
+                sessions, services = self._places(address, served)
+                registrar = Registrar(self._client, counters=self._producer.counters)
+                await stack.enter_async_context(registrar)
+                listing = Listing(
+                    self._producer.answers, registrar, sessions=sessions, services=services
+                )
+                listing.start()
+                stack.callback(listing.stop)
+            yield
+
+    def renewing(self, identify: Callable[[ServerTls], None]) -> Callable[[ServerTls], None]:
+        """Return what SIGHUP does: that, the same for HTTPS, and the tokens read again."""
+
+        def renew(tls: ServerTls) -> None:
+            if self._service is not None and self._settings.tokens_file is not None:
+                renew_tokens(self._service, self._settings.tokens_file)
+                self._service.identify(tls)
+            identify(tls)
+
+        return renew
+
+    def _places(
+        self, address: tuple[str, int] | None, served: tuple[str, int] | None
+    ) -> tuple[list[str], list[str]]:
+        """Return the URIs to be listed under: of sessions, and of block services."""
+        told = self._settings.reached_at
+        sessions = [uri for uri in told if uri.startswith("moqt:")]
+        services = [uri for uri in told if uri.startswith("https:")]
+        if not sessions:
+            sessions = [*self._settings.connect]
+            if address is not None and not _is_every(address[0]):
+                sessions.append(f"moqt://{Address(*address)}/")
+        if not services and served is not None and not _is_every(served[0]):
+            services = [f"https://{Address(*served)}"]
+        if not sessions and not services:
+            raise ConfigError(
+                "reached_at is not set, expected where others reach this producer, since it "
+                "listens on every address of the machine"
+            )
+        return sessions, services
+
+
+def index_client(settings: IndexedSettings, scope_id: bytes) -> IndexClient | None:
+    """Return who asks and tells the index; ``None`` if there is none.
+
+    Raises:
+        ConfigError: If a file cannot be used; the message names it.
+    """
+    if settings.index_uri is None:
+        return None
+    assert settings.index_token_file is not None, "the settings see to that"
+    return IndexClient(
+        settings.index_uri,
+        read_token(settings.index_token_file),
+        scope_id,
+        tls=_tls(settings),
+        options=_options(settings),
+    )
+
+
+def block_clients(settings: ConsumerSettings) -> list[BlockClient]:
+    """Return who asks the block services.
+
+    Raises:
+        ConfigError: If a file cannot be used; the message names it.
+    """
+    if not settings.block_services:
+        return []
+    assert settings.block_token_file is not None, "the settings see to that"
+    token = read_token(settings.block_token_file)
+    return [
+        BlockClient(uri, token, tls=_tls(settings), options=_options(settings))
+        for uri in settings.block_services
+    ]
+
+
+def _tls(settings: IndexedSettings) -> ClientTls:
+    # The name that a relay's certificate shows, if that is set, is not a service's.
+    return ClientTls(settings.ca_file, not settings.insecure_skip_verify)
+
+
+def _options(settings: IndexedSettings) -> ClientOptions:
+    return ClientOptions(
+        connect_timeout_s=settings.connect_timeout_s, request_timeout_s=settings.request_timeout_s
+    )
+
+
+def renew_tokens(service: HttpService, path: object) -> None:
+    """Read the tokens of a service again; those that were read before stay if that fails."""
+    try:
+        service.authorizer = TokenFile.read(str(path))
+    except ConfigError as exc:
+        log.warning(LogEvent.TOKENS_REFUSED, error=str(exc))
+    else:
+        log.info(LogEvent.TOKENS_TAKEN, file=str(path))
+
+
+def _is_every(host: str) -> bool:
+    return host in ("::", "0.0.0.0")
