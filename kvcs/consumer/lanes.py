@@ -362,6 +362,8 @@ class Lanes:
                 reason = "silent"
                 lane.leave()
                 break
+            # Nobody is heard. Who is known to be silent says so at once, and so again and again.
+            await asyncio.sleep(silence_s / 4)
         if others:
             log.info(LogEvent.LANE_LOST, uri=self.uri, reason=reason, left=len(others))
 
