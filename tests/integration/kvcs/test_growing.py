@@ -170,7 +170,7 @@ async def test_with_signed_manifests_all_that_is_appended_is_attested(
     key = ProducerKey.generate()
     expected = expectations(trusted={key.kid: key.public_key}, require_signature=True)
     sinks = [CountingSink() for _ in range(5)]
-    tasks, fetched = [], list[bool]()
+    tasks, fetched = list[asyncio.Task[list[Event]]](), list[bool]()
     may_leave_out = repeated < 1 << 20
     async with (
         on_stage(certificates, producer_key=key, repeated_octets=repeated) as scene,
