@@ -8,7 +8,9 @@ from hypothesis import settings
 from moqt.aio import engine
 
 # Machines that share their cores have no steady speed: a slow example is no failing one.
-settings.register_profile("kvcs", deadline=None)
+settings.register_profile("kvcs", deadline=None, max_examples=25)
+#: With more examples, for after the ordinary suite: ``--hypothesis-profile thorough``.
+settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("kvcs")
 
 

@@ -128,6 +128,7 @@ def test_a_short_run_without_the_baseline_has_figures_and_says_what_is_missing()
     assert "KVCS_BENCH_BASELINE" in found["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_a_short_run_is_divided_by_what_the_baseline_prints(tmp_path: Path) -> None:
     script = tmp_path / "baseline.py"
@@ -141,6 +142,7 @@ def test_a_short_run_is_divided_by_what_the_baseline_prints(tmp_path: Path) -> N
     assert found["met"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_a_baseline_that_fails_leaves_the_figures_and_its_last_words(tmp_path: Path) -> None:
     script = tmp_path / "baseline.py"

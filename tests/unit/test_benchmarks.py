@@ -296,6 +296,7 @@ def test_without_results_nothing_is_rendered(tmp_path: Path) -> None:
     assert "benchmarks.json" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_a_short_run_of_one_case_makes_a_page(tmp_path: Path) -> None:
     done = benchmarks(

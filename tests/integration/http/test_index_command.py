@@ -91,6 +91,7 @@ async def _line_with(process: asyncio.subprocess.Process, text: str) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "value", "says"),
     [

@@ -112,6 +112,7 @@ async def test_what_is_produced_is_found_at_the_index_and_had_over_http(desk: De
         assert b"".join(bytes(one.v) for one in parts) == v.tobytes()
 
 
+@pytest.mark.slow
 async def test_it_is_listed_while_it_is_produced_and_withdrawn_when_it_stops(desk: Desk) -> None:
     tls = ClientTls(ca_file=desk.certificates.ca_file)
     async with started(index_command(desk.certificates, Path(desk["tokens"]))) as index_process:
@@ -133,6 +134,7 @@ async def test_it_is_listed_while_it_is_produced_and_withdrawn_when_it_stops(des
     assert len(one.layers) == 0
 
 
+@pytest.mark.slow
 async def test_a_dead_index_does_not_keep_it_from_producing(desk: Desk) -> None:
     async with started(produce(desk, 1)) as producer:
         await event_of(producer, "publication-finished")
@@ -146,6 +148,7 @@ async def test_a_dead_index_does_not_keep_it_from_producing(desk: Desk) -> None:
     assert "https://127.0.0.1:1" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "more", "says"),
     [
@@ -172,6 +175,7 @@ async def test_what_it_cannot_work_with_is_said_in_one_line(
     assert err.count(b"\n") == 1
 
 
+@pytest.mark.slow
 async def test_a_prompt_that_diverges_is_served_by_what_the_index_tells(desk: Desk) -> None:
     """Three of five blocks are the prompt's; no name of the publication can be computed from it."""
     prompt = desk.write("prompt.json", desk.side(tokens=[*TOKENS[:12], *range(900, 912)]))
@@ -204,6 +208,7 @@ async def test_a_prompt_that_diverges_is_served_by_what_the_index_tells(desk: De
         assert received[f"v.{layer}"].tobytes() == v.tobytes()
 
 
+@pytest.mark.slow
 async def test_a_dead_index_costs_a_consumer_a_log_line(desk: Desk) -> None:
     async with started(desk.produce("--json", "--drain-s", "1")) as producer:
         port = (await event_of(producer, "listening"))["port"]
@@ -217,6 +222,7 @@ async def test_a_dead_index_costs_a_consumer_a_log_line(desk: Desk) -> None:
     assert b"index" in err
 
 
+@pytest.mark.slow
 async def test_a_consumer_asks_a_block_service_for_what_no_relay_has(desk: Desk) -> None:
     """Here no relay has anything of one layer, and the block service all of it."""
     async with (

@@ -22,6 +22,7 @@ from tests.integration.kvcs.scene import (
 pytestmark = pytest.mark.network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knows", ["prefix", "everything"])
 async def test_what_is_appended_is_followed_and_written_to_a_file(
     desk: Desk, tmp_path: Path, knows: str

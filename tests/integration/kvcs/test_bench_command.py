@@ -50,6 +50,7 @@ async def test_alone_it_measures_a_producer_of_its_own_and_leaves_nothing_behind
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["shuffle-zstd", "int8"])
 async def test_a_codec_is_measured_in_octets_of_the_cache(desk: Desk, codec: str) -> None:
     status, out, err = await bench(*SMALL, "--seconds", "0", "--codec", codec, "--json")
@@ -61,6 +62,7 @@ async def test_a_codec_is_measured_in_octets_of_the_cache(desk: Desk, codec: str
     assert 0.5 < found.data_to_cache < 0.8
 
 
+@pytest.mark.slow
 async def test_people_get_lines_and_the_next_command(desk: Desk) -> None:
     status, out, err = await bench(*SMALL, "--seconds", "0")
 
@@ -73,6 +75,7 @@ async def test_people_get_lines_and_the_next_command(desk: Desk) -> None:
     assert "kvcs advise --bench" in err
 
 
+@pytest.mark.slow
 async def test_the_line_that_the_far_end_prints_works_at_the_other_one_as_it_is(
     desk: Desk,
 ) -> None:
@@ -94,6 +97,7 @@ async def test_the_line_that_the_far_end_prints_works_at_the_other_one_as_it_is(
     assert not os.path.exists(listening["files"])  # noqa: ASYNC240  # nothing else runs
 
 
+@pytest.mark.slow
 @pytest.mark.aioquic
 async def test_loss_over_a_link_is_told_by_this_end_alone(desk: Desk) -> None:
     async with started([*SERVE, *SMALL]) as far:
@@ -107,6 +111,7 @@ async def test_loss_over_a_link_is_told_by_this_end_alone(desk: Desk) -> None:
     assert 1.0 < (found.wire_to_cache or 0) < 2.0
 
 
+@pytest.mark.slow
 async def test_a_cache_that_the_far_end_does_not_have_is_told_with_the_flags_to_compare(
     desk: Desk,
 ) -> None:
@@ -119,6 +124,7 @@ async def test_a_cache_that_the_far_end_does_not_have_is_told_with_the_flags_to_
     assert "--model, --mb, --block-tokens" in err
 
 
+@pytest.mark.slow
 async def test_a_deadline_ends_it(desk: Desk) -> None:
     status, out, err = await bench(
         "--model", "8,8,128", "--mb", "20", "--seconds", "0", "--deadline-s", "0.05",
@@ -127,6 +133,7 @@ async def test_a_deadline_ends_it(desk: Desk) -> None:
     assert (status, out) == (10, ""), err
 
 
+@pytest.mark.slow
 async def test_who_is_not_believed_is_not_measured(desk: Desk) -> None:
     async with started([*SERVE, *SMALL]) as far:
         listening = await event_of(far, "listening")

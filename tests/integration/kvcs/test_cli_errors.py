@@ -431,6 +431,7 @@ async def _consume(command: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     return process.returncode, [json.loads(line) for line in out.splitlines()], err.decode()
 
 
+@pytest.mark.slow
 async def test_the_exit_code_of_consume_says_what_became_of_it(desk: Desk) -> None:
     key = ProducerKey.generate()
     public = desk.write("public.pem", key.public_pem())

@@ -149,6 +149,7 @@ async def test_whoever_joins_at_any_moment_has_every_block_once_and_in_its_place
         check_whole(task.result(), sink, BLOCKS)
 
 
+@pytest.mark.slow
 async def test_so_it_is_through_a_relay(certificates: CertificateFiles) -> None:
     chance = random.Random(2)
     moments = [LAYERS + 1, LAYERS * len(CHUNKS) + 40, LAYERS * len(CHUNKS) + APPENDED + 2]

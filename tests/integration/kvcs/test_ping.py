@@ -26,6 +26,7 @@ async def ping(*arguments: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.slow
 async def test_a_producer_that_serves_is_told_from_its_port_and_from_its_uri(desk: Desk) -> None:
     async with started([*desk.produce(), "--json"]) as process:
         port = (await event_of(process, "listening"))["port"]

@@ -147,6 +147,7 @@ async def test_what_is_produced_meanwhile_comes_layer_by_layer(
     assert summary.duplicates == 0
 
 
+@pytest.mark.slow
 async def test_who_joins_through_a_relay_in_the_middle_of_a_layer_gets_each_object_once(
     certificates: CertificateFiles,
 ) -> None:
@@ -285,6 +286,7 @@ async def test_what_a_killed_process_lacked_is_taken_over(
     assert [line["reason"] for line in lost] == ["its process ended with status -9"] * killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [1, 2], ids=["one of two", "both"])
 async def test_what_a_process_that_stands_still_lacked_is_taken_over(
     certificates: CertificateFiles, stopped: int
@@ -386,6 +388,7 @@ async def test_a_process_that_ended_before_it_was_needed_is_told_of_at_once(
     assert "status 3" in failure.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["complete", "left"])
 async def test_however_it_ends_a_retrieval_leaves_no_process_and_no_memory_behind(
     certificates: CertificateFiles, end: str
@@ -408,6 +411,7 @@ async def test_however_it_ends_a_retrieval_leaves_no_process_and_no_memory_behin
         sink.share()
 
 
+@pytest.mark.slow
 async def test_processes_end_with_the_one_that_started_them_however_that_ends(desk: Desk) -> None:
     async with on_stage(desk.certificates) as scene:
         await fill(scene.open(), [0])
@@ -476,6 +480,7 @@ def nobody(certificates: CertificateFiles) -> ConnectionSpec:
 # -- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", [True, False], ids=["to a file", "discarded"])
 async def test_the_command_reads_in_processes_of_their_own(desk: Desk, out: bool) -> None:
     async with on_stage(desk.certificates) as scene:

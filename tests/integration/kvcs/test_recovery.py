@@ -125,6 +125,7 @@ async def test_a_relay_that_is_killed_costs_nothing_where_there_is_another_one(
     assert_whole(events, sink)
 
 
+@pytest.mark.slow
 @moments
 async def test_a_producer_that_is_killed_is_told_before_computing_would_have_taken_as_long(
     certificates: CertificateFiles, seed: int
@@ -153,6 +154,7 @@ async def test_a_producer_that_is_killed_is_told_before_computing_would_have_tak
     assert failed.recompute
 
 
+@pytest.mark.slow
 async def test_a_relay_that_takes_over_has_no_longer_than_computing_takes_either(
     certificates: CertificateFiles,
 ) -> None:

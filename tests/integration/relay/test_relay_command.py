@@ -78,6 +78,7 @@ async def test_what_it_cannot_work_with_is_said_in_one_line(desk: Desk) -> None:
     assert err.decode().startswith("kvcs: listen is not set (--listen or KVCS_LISTEN)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [[], ["--direct", "--codec", "shuffle-zstd"], ["--segments", "2", "--append", "2"]],
