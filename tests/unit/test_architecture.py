@@ -17,12 +17,12 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 #: Lowest floor first. A module imports from its own floor or from below, never upwards.
 FLOORS = (
     ("moqt.codepoints", "moqt.errors", "moqt.names", "moqt.location", "moqt.values"),
-    ("moqt.wire",),
+    ("moqt.wire", "moqt.authority"),
     ("moqt.session",),
     ("moqt.aio",),
     ("moqt.relay",),
     ("kvcs.errors", "kvcs.kvsp"),
-    ("kvcs.profile",),
+    ("kvcs.profile", "kvcs.trust"),
     (
         "kvcs.config",
         "kvcs.store",

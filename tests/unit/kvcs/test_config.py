@@ -148,8 +148,9 @@ def test_a_size_of_datagrams_is_a_number_or_found(
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"ttl_s is .*; drain_s is "):
+    with pytest.raises(ConfigError) as refused:
         read(ProducerSettings, "--connect", RELAY, "--ttl-s", "0", "--drain-s", "-1")
+    assert {part.split()[0] for part in str(refused.value).split("; ")} == {"ttl_s", "drain_s"}
 
 
 def test_what_must_be_set_is_named_with_its_flag_and_its_variable() -> None:
