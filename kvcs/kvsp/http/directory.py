@@ -13,9 +13,12 @@ holder that has the block of a key has, from its first block on, all those befor
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from kvcs.kvsp.http.questions import Found, Longest
+from kvcs.kvsp.http.questions import Chain, Found, Longest
 from kvcs.kvsp.http.records import Candidate, Holding
+
+K = TypeVar("K")
 
 #: A scope and a model: what keys are looked up in.
 Shelf = tuple[bytes, bytes]
@@ -78,6 +81,8 @@ class Directory:
     _entries: dict[tuple[str, bytes, Shelf], _Entry] = field(default_factory=dict)
     # Those of one key in order of registration. Each list is bounded.
     _by_key: dict[Shelf, dict[bytes, list[_Entry]]] = field(default_factory=dict)
+    # Those of one publication likewise.
+    _by_publication: dict[tuple[Shelf, bytes], list[_Entry]] = field(default_factory=dict)
     _uses: dict[str, _Use] = field(default_factory=dict)
     _expiries: list[tuple[float, int, _Entry]] = field(default_factory=list)
     _keys: int = 0
@@ -132,10 +137,9 @@ class Directory:
         by_key = self._by_key.setdefault(shelf, {})
         entry = _Entry(ref, holding, now + lease_s, self._serial)
         for key in holding.keys:
-            listed = by_key.setdefault(key, [])
-            if len(listed) == self.limits.max_holders_of_key:
-                del listed[0]
-            listed.append(entry)
+            self._list(by_key.setdefault(key, []), entry)
+        if (publication := holding.publication_id) is not None:
+            self._list(self._by_publication.setdefault((shelf, publication), []), entry)
         self._entries[ref] = entry
         self._keys += holding.blocks
         use = self._uses.setdefault(subject, _Use())
@@ -241,6 +245,16 @@ class Directory:
             told.append(_candidate(entry, now, covers[entry], behind if is_told else None))
         return Longest(tuple(told))
 
+    def chain(self, shelf: Shelf, publication_id: bytes, *, now: float) -> Chain | None:
+        """Say which blocks a publication has; ``None`` if nobody has said so.
+
+        Of several holders one that begins first is believed, of those one that has most blocks.
+        """
+        entries = self._by_publication.get((shelf, publication_id), ())
+        live = [entry.holding for entry in entries if entry.expires_at > now]
+        best = min(live, key=lambda one: (one.first_block, -one.blocks), default=None)
+        return None if best is None else Chain(best.first_block, best.keys)
+
     # -- parts -----------------------------------------------------------------------------------
 
     def _check_room(self, subject: str, before: _Entry | None, holding: Holding) -> None:
@@ -256,6 +270,11 @@ class Directory:
             if wanted > limit:
                 raise Full(f"limit of {limit} {what}")
 
+    def _list(self, listed: list[_Entry], entry: _Entry) -> None:
+        if len(listed) == self.limits.max_holders_of_key:
+            del listed[0]
+        listed.append(entry)
+
     def _note_expiry(self, entry: _Entry) -> None:
         self._serial += 1
         heapq.heappush(self._expiries, (entry.expires_at, self._serial, entry))
@@ -269,19 +288,25 @@ class Directory:
         del self._entries[entry.ref]
         by_key = self._by_key[shelf]
         for key in entry.holding.keys:
-            # It may have been displaced there, and the others be gone by now.
-            if listed := [other for other in by_key.get(key, ()) if other is not entry]:
-                by_key[key] = listed
-            else:
-                by_key.pop(key, None)
+            _unlist(by_key, key, entry)
         if not by_key:
             del self._by_key[shelf]
+        if (publication := entry.holding.publication_id) is not None:
+            _unlist(self._by_publication, (shelf, publication), entry)
         self._keys -= entry.holding.blocks
         use = self._uses[subject]
         use.holders -= 1
         use.keys -= entry.holding.blocks
         if not use.holders:
             del self._uses[subject]
+
+
+def _unlist(lists: dict[K, list[_Entry]], key: K, entry: _Entry) -> None:
+    """List a holder no more: it may have been displaced there, and the others be gone by now."""
+    if listed := [other for other in lists.get(key, ()) if other is not entry]:
+        lists[key] = listed
+    else:
+        lists.pop(key, None)
 
 
 def _preference(entry: _Entry) -> tuple[bool, int]:

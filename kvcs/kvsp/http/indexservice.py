@@ -19,6 +19,7 @@ from kvcs.kvsp.http.routes import Routes
 from kvcs.kvsp.http.service import Call, Handler
 from kvcs.kvsp.http.tokens import Right
 from kvcs.kvsp.http.uris import PublicationUri
+from kvcs.profile.naming import PUBLICATION_ID_OCTETS
 from kvcs.telemetry import Counter, Counters
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class IndexService:
         return {
             Routes.LOOK_UP: self._look_up,
             Routes.LONGEST: self._longest,
+            Routes.CHAIN: self._chain,
             Routes.HOLDER: self._holder,
             Routes.LEASE: self._lease,
         }
@@ -85,6 +87,17 @@ class IndexService:
             shelf, asked.keys, limit=asked.limit, now=_now(), following=asked.following
         )
         return _json(found.body())
+
+    async def _chain(self, call: Call) -> web.StreamResponse:
+        _no_query(call)
+        shelf = call.scope_id, call.compatibility_id
+        publication_id = call.variable("published", PUBLICATION_ID_OCTETS)
+        found = None
+        if call.bearer.may(Right.READ, *shelf):
+            found = self.directory.chain(shelf, publication_id, now=_now())
+        if found is None:
+            raise Refused(Problem.NOT_FOUND)
+        return _json(await _made(found.body, len(found.keys)))
 
     async def _question(self, call: Call) -> tuple[LookupQuestion, tuple[bytes, bytes] | None]:
         """Return what is asked, and about what; ``None`` if the token is not good for that.
@@ -160,6 +173,11 @@ async def _read(body: bytes, read: Callable[[], T]) -> T:
         return read() if len(body) <= _READ_AT_ONCE else await asyncio.to_thread(read)
     except BadRecord as exc:
         raise Refused(Problem.BAD_REQUEST, str(exc)) from None
+
+
+async def _made(make: Callable[[], bytes], keys: int) -> bytes:
+    """Return the JSON of so many keys, made in a thread if it is long."""
+    return make() if keys * _KEY_OCTETS <= _READ_AT_ONCE else await asyncio.to_thread(make)
 
 
 def _no_query(call: Call) -> None:

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcs.kvsp.http.directory import Directory, DirectoryLimits, Full
+from kvcs.kvsp.http.questions import Chain
 from kvcs.kvsp.http.records import Holding, Runs
-from kvcs.kvsp.http.uris import ServiceUri
+from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
+from kvcs.profile.naming import PublicationName
 
 SHELF, OTHER_SHELF = (b"s" * 32, b"c" * 32), (b"s" * 32, b"d" * 32)
 LAYERS = Runs(((0, 3),))
+PUBLICATIONS = (b"p" * 16, b"q" * 16)
 
 
 def key(n: int, chain: int = 0) -> bytes:
@@ -262,6 +265,28 @@ def test_an_answer_names_no_more_holders_than_it_may() -> None:
     assert names(directory, chain(4)) == [["0"], ["1"], [], []]
 
 
+def test_what_a_publication_has_is_told_whoever_has_it() -> None:
+    directory = made()
+    session = PublicationUri("moqt://host/", PublicationName(*SHELF, key(2), PUBLICATIONS[0]))
+    listed(directory, replace(holding(chain(3)), uri=session), 0)
+    listed(directory, holding(chain(2), publication=PUBLICATIONS[1]), 1, lease_s=5)
+
+    assert directory.chain(SHELF, PUBLICATIONS[0], now=1) == Chain(0, tuple(chain(3)))
+    assert directory.chain(SHELF, PUBLICATIONS[1], now=1) == Chain(0, tuple(chain(2)))
+    assert directory.chain(SHELF, PUBLICATIONS[1], now=6) is None
+    assert directory.chain(OTHER_SHELF, PUBLICATIONS[0], now=1) is None
+    directory.withdraw("a", bytes(16), SHELF)
+    assert directory.chain(SHELF, PUBLICATIONS[0], now=1) is None
+
+
+def test_of_very_many_holders_of_one_publication_the_first_are_told_no_more() -> None:
+    directory = made(max_holders_of_key=3)
+    for n in range(5):
+        listed(directory, holding(chain(5 - n, n), publication=PUBLICATIONS[0]), n)
+
+    assert directory.chain(SHELF, PUBLICATIONS[0], now=1) == Chain(0, tuple(chain(3, 2)))
+
+
 # -- against a model -----------------------------------------------------------------------------
 
 
@@ -281,13 +306,16 @@ class AgainstAModel(RuleBasedStateMachine):
     @rule(
         subject=st.sampled_from("ab"), n=st.integers(0, 3), first=st.integers(0, 3),
         blocks=st.integers(1, 5), lease=st.integers(1, 5), complete=st.booleans(),
-        fork=st.integers(0, 5),
+        fork=st.integers(0, 5), of=st.sampled_from([None, *PUBLICATIONS]),
     )  # fmt: skip
     def register(
-        self, subject: str, n: int, first: int, blocks: int, lease: int, complete: bool, fork: int
-    ) -> None:
+        self, subject: str, n: int, first: int, blocks: int, lease: int, complete: bool, fork: int,
+        of: bytes | None,
+    ) -> None:  # fmt: skip
         keys = [key(b, int(b >= fork)) for b in range(first, first + blocks)]
-        one = holding(keys, f"{subject}{n}", first_block=first, complete=complete)
+        one = holding(
+            keys, f"{subject}{n}", first_block=first, complete=complete, publication=of
+        )  # fmt: skip
         others = {ref: row for ref, row in self._live().items() if ref != (subject, n)}
         fits = len(others) < 6 and sum(r[0].blocks for r in others.values()) + blocks <= 30
         self.serial += 1
@@ -348,6 +376,19 @@ class AgainstAModel(RuleBasedStateMachine):
             if set(row[0].keys) & set(asked)
         }
         assert {one.uri: one.covers for one in answer.candidates} == expected
+
+    @invariant()
+    def a_publication_has_the_blocks_that_a_holder_of_it_says(self) -> None:
+        for publication in PUBLICATIONS:
+            told = self.directory.chain(SHELF, publication, now=self.now)
+            rows = [row[0] for row in self._live().values() if row[0].publication == publication]
+            if not rows:
+                assert told is None
+                continue
+            assert told is not None
+            best = min((row.first_block, -row.blocks) for row in rows)
+            assert (told.first_block, -len(told.keys)) == best
+            assert (told.first_block, told.keys) in [(row.first_block, row.keys) for row in rows]
 
 
 TestAgainstAModel = AgainstAModel.TestCase
