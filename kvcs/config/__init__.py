@@ -22,6 +22,7 @@ from kvcs.config.commands import (
 from kvcs.config.common import (
     ENV_PREFIX,
     CommonSettings,
+    HoldingSettings,
     IndexedSettings,
     ListeningSettings,
     ScopedSettings,
@@ -52,6 +53,7 @@ __all__ = [
     "BenchSettings",
     "CommonSettings",
     "ConsumerSettings",
+    "HoldingSettings",
     "IndexSettings",
     "IndexedSettings",
     "ListeningSettings",
