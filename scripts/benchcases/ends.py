@@ -119,11 +119,14 @@ class EndFailed(Exception):
 class End:
     """One end, as whoever measures sees it.
 
-    It runs in this Python, or in one that has the engine that it is to use.
+    It runs in the Python that is named, or in this one, or in one that has the engine that it is to
+    use.
     """
 
-    def __init__(self, role: type["Role"], place: Place, **options: Any) -> None:
-        python = python_with(engine())
+    def __init__(
+        self, role: type["Role"], place: Place, *, python: str | None = None, **options: Any
+    ) -> None:
+        python = python_with(engine()) if python is None else python
         self._pipe, theirs = Pipe()
         self._what = role.__name__
         self._is_frozen = False

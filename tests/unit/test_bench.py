@@ -22,7 +22,7 @@ CASES = [
     "memory", "soak-objects", "soak-publications", "slow-consumer", "spread", "relayed-1",
     "relayed-4", "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452",
     "steady-8900", "session", "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls",
-    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot",
+    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot", "first-layer-ways",
 ]  # fmt: skip
 
 #: What is promised of the speed. Each is measured five times, but for the last.
