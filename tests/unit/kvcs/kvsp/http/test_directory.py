@@ -1,15 +1,17 @@
 """The directory: leases, look-ups, bounds, and a model that it must agree with."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcs.kvsp.http.directory import Directory, DirectoryLimits, Full
+from kvcs.kvsp.http.directory import LISTED_AT_ONCE, Directory, DirectoryLimits, Full
 from kvcs.kvsp.http.questions import Chain
 from kvcs.kvsp.http.records import Holding, Runs
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
@@ -285,6 +287,74 @@ def test_of_very_many_holders_of_one_publication_the_first_are_told_no_more() ->
         listed(directory, holding(chain(5 - n, n), publication=PUBLICATIONS[0]), n)
 
     assert directory.chain(SHELF, PUBLICATIONS[0], now=1) == Chain(0, tuple(chain(3, 2)))
+
+
+# -- in turns ------------------------------------------------------------------------------------
+
+
+def turns_of(steps: Generator[None, None, Any]) -> int:
+    return sum(1 for _ in steps)
+
+
+def test_nothing_that_is_large_is_done_in_one_turn() -> None:
+    directory, many = made(), [n.to_bytes(32, "big") for n in range(65_536)]
+    asked = many[:16_384]
+
+    register = partial(directory.register_in_turns, "a", bytes(16), SHELF, lease_s=10, now=0)
+    assert turns_of(register(holding(many))) >= len(many) / LISTED_AT_ONCE
+    assert turns_of(directory.look_up_in_turns(SHELF, asked, limit=8, now=1)) == 63
+    assert turns_of(directory.longest_in_turns(SHELF, [*asked, key(1)], limit=8, now=1)) == 64
+    assert turns_of(directory.expire_in_turns(11)) >= len(many) / LISTED_AT_ONCE
+    assert directory.look_up(SHELF, asked, limit=8, now=1).holders == ()
+
+
+def test_of_very_many_that_begin_later_the_best_are_told_without_a_look_at_all_of_them() -> None:
+    directory = made()
+    for n in range(30):
+        listed(directory, holding([key(n)], str(n), first_block=n), n)
+
+    told = directory.longest(SHELF, chain(30), limit=4, now=1).candidates
+    assert [one.covers for one in told] == [1, 30, 29, 28]
+
+
+@given(st.lists(st.tuples(st.sampled_from("rwstx"), st.integers(0, 3), st.integers(0, 9))))
+def test_however_turns_fall_what_is_listed_in_the_end_is_what_was_said_last(
+    said: list[tuple[str, int, int]],
+) -> None:
+    """Registered, withdrawn and expired in turns of one key, begun in this order, mixed up."""
+    mixed, whole = made(max_holders_of_key=100), made(max_holders_of_key=100)
+    running: list[Generator[None, None, Any]] = []
+    now = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvcs.kvsp.http.directory.LISTED_AT_ONCE", 1)
+        for what, n, more in said:
+            ref = "a", bytes([n]) * 16, SHELF
+            one = holding(chain(1 + more % 5), str(n), first_block=more // 5)
+            list(mixed._expire_in_turns(now))  # so that the first turn is the one that counts
+            if what == "r":
+                running.append(mixed.register_in_turns(*ref, one, lease_s=3, now=now))
+                next(running[-1], None)
+                whole.register(*ref, one, lease_s=3, now=now)
+            elif what == "w":
+                running.append(mixed.withdraw_in_turns(*ref))
+                next(running[-1], None)
+                whole.withdraw(*ref)
+            elif what == "x":
+                now += more / 2
+                mixed.expire(now)
+                whole.expire(now)
+            elif running:
+                next(running[(n + more) % len(running)], None)
+        for steps in running:
+            for _ in steps:
+                pass
+
+    assert names(mixed, chain(5), now) == names(whole, chain(5), now)
+    assert (mixed.holders, mixed.keys) == (whole.holders, whole.keys)
+    assert {k: len(v) for k, v in mixed._by_key.get(SHELF, {}).items()} == {
+        k: len(v) for k, v in whole._by_key.get(SHELF, {}).items()
+    }
+    assert not mixed._leaving
 
 
 # -- against a model -----------------------------------------------------------------------------
