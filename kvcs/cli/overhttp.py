@@ -10,7 +10,6 @@ from kvcs.cli.output import Output
 from kvcs.config import (
     Address,
     ConsumerSettings,
-    HoldingSettings,
     IndexedSettings,
     ProducerSettings,
     StoreSettings,
@@ -62,7 +61,7 @@ class OverHttp:
 
     def __init__(
         self,
-        settings: HoldingSettings,
+        settings: ProducerSettings | StoreSettings,
         *,
         scope_id: bytes,
         counters: Counters,

@@ -22,7 +22,6 @@ from kvcs.config.commands import (
 from kvcs.config.common import (
     ENV_PREFIX,
     CommonSettings,
-    HoldingSettings,
     IndexedSettings,
     ListeningSettings,
     ScopedSettings,
@@ -53,7 +52,6 @@ __all__ = [
     "BenchSettings",
     "CommonSettings",
     "ConsumerSettings",
-    "HoldingSettings",
     "IndexSettings",
     "IndexedSettings",
     "ListeningSettings",

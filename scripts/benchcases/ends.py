@@ -117,16 +117,10 @@ class EndFailed(Exception):
 
 
 class End:
-    """One end, as whoever measures sees it.
+    """One end, as whoever measures sees it. It runs in the Python that its role asks for."""
 
-    It runs in the Python that is named, or in this one, or in one that has the engine that it is to
-    use.
-    """
-
-    def __init__(
-        self, role: type["Role"], place: Place, *, python: str | None = None, **options: Any
-    ) -> None:
-        python = python_with(engine()) if python is None else python
+    def __init__(self, role: type["Role"], place: Place, **options: Any) -> None:
+        python = role.python()
         self._pipe, theirs = Pipe()
         self._what = role.__name__
         self._is_frozen = False
@@ -221,6 +215,11 @@ class Role:
     def __init__(self, place: Place, **options: Any) -> None:
         self.place = place
         self._ticking = Ticking()
+
+    @staticmethod
+    def python() -> str:
+        """Return what it runs in: this Python, or one that has the engine that it is to use."""
+        return python_with(engine())
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Get ready."""

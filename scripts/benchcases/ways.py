@@ -56,6 +56,10 @@ Layers = list[tuple[NDArray[Any], NDArray[Any]]]
 class ModelEnd(Role):
     """A producer that has the model, publishes while it computes, and serves blocks over HTTP."""
 
+    @staticmethod
+    def python() -> str:
+        return str(model_environment().made() / "python")
+
     async def start(self, stack: AsyncExitStack) -> None:
         scope, files = ScopeKey(self.place.scope), self.place.certificates
         tls = ServerTls(files.certificate_file, files.key_file)
@@ -251,8 +255,8 @@ def _token(place: Place) -> str:
 def _found(began: float, first: float, last: float, layers: Layers) -> dict[str, Any]:
     digest = sha256()
     for k, v in layers:
-        digest.update(np.ascontiguousarray(k).view(np.uint8))
-        digest.update(np.ascontiguousarray(v).view(np.uint8))
+        digest.update(k.tobytes())
+        digest.update(v.tobytes())
     return {"first_s": first - began, "all_s": last - began, "digest": digest.hexdigest()}
 
 
@@ -270,10 +274,9 @@ def _round(model: End, guest: End, layers: int, tokens: int, number: int) -> dic
 
 
 def _ways(case: Case, place: Place, options: Options) -> Result:
-    python = str(model_environment().made() / "python")
     rows: list[dict[str, Any]] = []
     same = 0
-    with End(ModelEnd, place, python=python) as model:
+    with End(ModelEnd, place) as model:
         say(f"{case.name}: loading the model")
         if (why := model.ask("load", limit_s=_LOAD_S)) is not None:
             raise Untold(why)

@@ -23,6 +23,7 @@ from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
 from kvcs.kvsp.layout import Layout
 from kvcs.producer.publication import Publication
+from kvcs.store.sink import ArraySink
 from kvcs.telemetry import Counter
 from moqt.aio import ClientTls
 from moqt.aio.tls import CertificateFiles
@@ -41,7 +42,6 @@ from tests.integration.kvcs.scene import (
     QUICK,
     SCOPE,
     TOKENS,
-    ArraySink,
     CountingSink,
     expectations,
     filled,
@@ -98,15 +98,17 @@ async def told(stage: Stage, true: Callable[[list[Candidate]], bool]) -> list[Ca
                 return found
 
 
-async def tell_of(stage: Stage, publication: Publication, **changed: Any) -> None:
+async def tell_of(
+    stage: Stage, publication: Publication, keys: tuple[bytes, ...] | None = None
+) -> None:
     """Have the producer's word be known, without a producer."""
-    keys = tuple(key for segment in publication.segments for key in segment.keys)
+    own = tuple(key for segment in publication.segments for key in segment.keys)
     uri = PublicationUri("moqt://gone.example:4443/", publication.name)
     async with stage.index(WRITER) as index:
         await index.register(
             COMPAT_ID,
             publication.name.publication_id,
-            Holding(**({"uri": uri, "keys": keys, "layers": EVERY_LAYER} | changed)),
+            Holding(uri, keys or own, EVERY_LAYER),
             lease_s=3600,
         )
 

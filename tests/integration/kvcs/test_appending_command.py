@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from kvcs.cli import demo_model
 from kvcs.cli.main import main
+from kvcs.connectors import transformers as adapter
 from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import (
     BLOCK_TOKENS,
@@ -115,7 +116,7 @@ def test_a_model_appends_no_more_blocks_than_it_may(
             return {"input_ids": list(range(len(text.split())))}
 
     monkeypatch.setattr(demo_model, "_model_folder", lambda _: tmp_path)
-    monkeypatch.setattr(demo_model.model_tools, "load_model", lambda _: (Words(), None))
+    monkeypatch.setattr(adapter, "load_model", lambda _: (Words(), None))
     for flags, named in (
         (["--append", "65"], "--append is 65, expected 0 to 64"),
         (["--segments", "6"], "--segments is 6, expected 1 to 4, a block each"),
