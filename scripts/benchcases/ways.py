@@ -294,6 +294,8 @@ def _ways(case: Case, place: Place, options: Options) -> Result:
                 same += sum(len({one["digest"] for one in found.values()}) == 1 for found in rounds)
                 octets = Layout.of(descriptor).container_octets * (tokens // _BLOCK_TOKENS)
                 rows.append({"tokens": tokens, "mb": megabytes(octets)} | _medians(rounds))
+    for line in table(rows):
+        say(line)
     longest = rows[-1]
     figures = {
         "model": about["model"],
@@ -310,6 +312,15 @@ def _ways(case: Case, place: Place, options: Options) -> Result:
     }
     ratios["identical_of_rounds"] = same / figures["rounds"]
     return Result(case.name, figures, ratios, case.targets)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what was found as lines for people: seconds to the first layer, and to the last."""
+    lines = [f"{'tokens':>6} {'MB':>6}" + "".join(f"{way + ' s':>18}" for way in WAYS)]
+    for row in rows:
+        cells = (f"{row[way]['first_s']:.3f} {row[way]['all_s']:.3f}" for way in WAYS)
+        lines.append(f"{row['tokens']:>6} {row['mb']:>6}" + "".join(f"{one:>18}" for one in cells))
+    return lines
 
 
 def _medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
