@@ -201,6 +201,15 @@ class Archive:
         ).fetchall()
         return _entry(rows[0]) if rows else None
 
+    def counts(self, number: int) -> dict[bytes, int]:
+        """Return how many Objects of each Track are held, by Track Name."""
+        return dict(
+            self._index.execute(
+                "SELECT track, count(*) FROM objects WHERE publication = ? GROUP BY track",
+                (number,),
+            ).fetchall()
+        )
+
     def chain(self, number: int) -> tuple[int, bytes] | None:
         """Return what was noted of a publication's Block Keys, as :meth:`note_chain` was told.
 

@@ -5,9 +5,10 @@ each segment instead of the keys. Whoever tells them, an index or the disk, is b
 them have those digests: nobody can make up others that do, short of breaking SHA-256.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import takewhile
 
 from kvcs.kvsp.keys import ID_OCTETS
 from kvcs.kvsp.layout import Component, Layout
@@ -57,19 +58,44 @@ class Chain:
         raise IndexError(f"block {index} of {len(self.keys)}")
 
 
+def held_segments(manifest: Manifest, objects: Mapping[bytes, int]) -> tuple[SegmentEntry, ...]:
+    """Return the first segments of a publication, as far as everything of them is held.
+
+    What was promised after a publication was held whole, or was damaged since, may be missing.
+
+    Args:
+        manifest: Its newest manifest.
+        objects: How many Objects are held of each track, by Track Name.
+    """
+    return tuple(
+        takewhile(
+            lambda entry: all(
+                objects.get(track.name, 0) == entry.blocks * manifest.layers
+                for track in entry.tracks
+            ),
+            manifest.segments,
+        )
+    )
+
+
 def chain_of(
-    name: PublicationName, manifest: Manifest, first_block: int, keys: Sequence[bytes]
+    name: PublicationName,
+    layout: Layout,
+    segments: Sequence[SegmentEntry],
+    first_block: int,
+    keys: Sequence[bytes],
 ) -> Chain | None:
-    """Return the blocks of a publication; ``None`` if these keys are not all of theirs.
+    """Return the blocks of some segments; ``None`` if these keys are not all of theirs.
 
     Args:
         name: The publication.
-        manifest: Its newest manifest.
+        layout: How long its sections are.
+        segments: What its manifest says of them, one behind the other.
         first_block: The block, in the whole context, that the first key is said to be of.
         keys: Block Keys, one after the other; there may be others before and behind.
     """
     found: list[bytes] = []
-    for entry in manifest.segments:
+    for entry in segments:
         at = entry.first_block - first_block
         own = keys[at : at + entry.blocks] if at >= 0 else ()
         if len(own) != entry.blocks:
@@ -79,15 +105,13 @@ def chain_of(
         found += own
     if not found:
         return None
-    forms = [_encodings(entry) for entry in manifest.segments]
+    forms = [_encodings(entry) for entry in segments]
     return Chain(
         name,
-        Layout.of(manifest.compat),
+        layout,
         tuple(found),
         tuple(form for form in forms[0] if all(form in others for others in forms)),
-        tuple(
-            Part(entry.first_block, entry.blocks, _raw_tracks(entry)) for entry in manifest.segments
-        ),
+        tuple(Part(entry.first_block, entry.blocks, _raw_tracks(entry)) for entry in segments),
     )
 
 

@@ -203,6 +203,14 @@ class Depot:
                 return track, entry.location.group, await self._read(holding, wanted)
         raise NotFound(f"{name} has no manifest here")
 
+    async def counts(self, name: PublicationName) -> dict[bytes, int]:
+        """Return how many Objects of each Track are held, by Track Name.
+
+        Raises:
+            NotFound: If the publication is not held.
+        """
+        return await self._write(partial(self._archive.counts, self._known(name).number))
+
     async def chain(self, name: PublicationName) -> tuple[int, bytes] | None:
         """Return what was noted of the Block Keys of a publication; nobody has checked it since.
 

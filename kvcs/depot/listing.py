@@ -17,7 +17,7 @@ import structlog
 
 from kvcs.depot.archive import DiskFullError
 from kvcs.depot.blocks import StoredBlocks
-from kvcs.depot.chains import Chain, chain_of, joined, parted
+from kvcs.depot.chains import Chain, chain_of, held_segments, joined, parted
 from kvcs.depot.depot import Depot
 from kvcs.depot.shelf import Holding
 from kvcs.depot.terms import Terms
@@ -28,8 +28,9 @@ from kvcs.kvsp.http.names import HOLDER_ID_OCTETS
 from kvcs.kvsp.http.records import Runs
 from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
+from kvcs.kvsp.layout import Layout
 from kvcs.link import Backoff
-from kvcs.profile.manifest import Manifest
+from kvcs.profile.manifest import Manifest, SegmentEntry
 from kvcs.profile.naming import PublicationName
 from kvcs.telemetry import Counter, LogEvent
 
@@ -148,7 +149,10 @@ class StoreListing:
         self._known[name] = known
         try:
             manifest = await self._manifest(name)
-            known.chain = await self._chain(name, manifest)
+            segments = held_segments(manifest, await self._depot.counts(name))
+            if not segments:
+                return
+            known.chain = await self._chain(name, Layout.of(manifest.compat), segments)
         except (NotFound, BadManifest) as exc:  # it is damaged, or gone by now
             log.debug(LogEvent.INDEX_REFUSED, publication=str(name), reason=str(exc))
             return
@@ -161,7 +165,10 @@ class StoreListing:
             self._is_full = True
             log.warning(LogEvent.BLOCKS_FULL, publication=str(name))
         for uri, listed in listed_of(
-            known.chain, self._sessions, self._services if is_found else (), ended=holding.ended
+            known.chain,
+            self._sessions,
+            self._services if is_found else (),
+            ended=holding.ended and len(segments) == len(manifest.segments),
         ):
             try:
                 self._registrar.hold(name.compatibility_id, self._holder_id(name, uri), listed)
@@ -172,11 +179,14 @@ class StoreListing:
         track, version, payload = await self._depot.manifest(name)
         return await asyncio.to_thread(self._terms.read_manifest, track, payload, name, version)
 
-    async def _chain(self, name: PublicationName, manifest: Manifest) -> Chain | None:
+    async def _chain(
+        self, name: PublicationName, layout: Layout, segments: Sequence[SegmentEntry]
+    ) -> Chain | None:
         """Return the blocks of a publication, as noted here or as the index tells them."""
         if (noted := await self._depot.chain(name)) is not None:
             first_block, octets = noted
-            if (chain := chain_of(name, manifest, first_block, parted(octets))) is not None:
+            chain = chain_of(name, layout, segments, first_block, parted(octets))
+            if chain is not None:
                 return chain
         loop = asyncio.get_running_loop()
         if loop.time() < self._index_again_at:
@@ -191,7 +201,7 @@ class StoreListing:
         self._index_pauses.reset()
         if told is None:
             return None
-        chain = chain_of(name, manifest, told.first_block, told.keys)
+        chain = chain_of(name, layout, segments, told.first_block, told.keys)
         if chain is None:
             # More may have been appended than the index knows of yet; or somebody lies.
             log.debug(LogEvent.INDEX_REFUSED, publication=str(name), reason="other Block Keys")

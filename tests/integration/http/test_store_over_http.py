@@ -228,6 +228,27 @@ async def test_what_a_store_lets_go_is_listed_no_more(
             assert await blocks[0].find(name, None) is None
 
 
+async def test_of_what_was_damaged_the_segments_before_it_are_listed(
+    certificates: CertificateFiles, tmp_path: Path
+) -> None:
+    async with (
+        services_on_stage(certificates) as stage,
+        warehouse(tmp_path, certificates) as held,
+        listing(held, stage),
+    ):
+        publication = await kept(held, certificates, stage)
+        await told(stage, lambda found: len(found) == 3)
+        await forget(stage, publication)
+        _, tracks = await held.store.depot.contents(publication.name)
+        [lost, *_] = tracks[b"v.raw.s1"]
+        held.store.depot.lose(publication.name, b"v.raw.s1", lost)
+        # Its second segment begins at the third block.
+        found = await told(stage, lambda found: {one.blocks for one in found} == {2})
+
+    assert len(found) == 2
+    assert not any(one.complete for one in found)
+
+
 async def test_an_index_that_is_dead_costs_a_store_nothing_but_its_listing(
     certificates: CertificateFiles, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_the_last_object_of_a_track_is_had_without_the_others(archive: Archive) 
     number = archive.open_publication(name(1), 1.0)
     keep(archive, number, *(manifest_item(version) for version in (2, 0, 11)))
 
+    assert archive.counts(number) == {MANIFEST: 3}
     assert archive.last_entry(number, MANIFEST) == archive.entries(number, MANIFEST)[-1]
     assert archive.last_entry(number, K) is None
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcs.depot import chains
 from kvcs.depot.blocks import StoredBlocks
-from kvcs.depot.chains import Chain, chain_of, joined, parted
+from kvcs.depot.chains import Chain, held_segments, joined, parted
 from kvcs.depot.listing import listed_of
 from kvcs.errors import NotFound
 from kvcs.kvsp.descriptor import Descriptor
@@ -54,6 +55,12 @@ def manifest(segments: Sequence[int] = (3, 2), first: int = 0, tracks: Sequence[
     return Manifest(compat=COMPAT, segments=tuple(entries))
 
 
+def chain_of(
+    name: PublicationName, of: Manifest, first_block: int, keys: Sequence[bytes]
+) -> Chain | None:
+    return chains.chain_of(name, LAYOUT, of.segments, first_block, keys)
+
+
 def known(number: int = 0, **options: object) -> Chain:
     chain = chain_of(name(number), manifest(**options), 0, KEYS)  # type: ignore[arg-type]
     assert chain is not None
@@ -94,6 +101,19 @@ def test_no_other_keys_are_believed(numbers: list[int], first: int) -> None:
 
 def test_a_manifest_without_segments_has_no_blocks() -> None:
     assert chain_of(name(), Manifest(compat=COMPAT), 0, KEYS) is None
+
+
+def test_only_the_segments_before_the_first_that_lacks_something_are_held() -> None:
+    one = manifest((2, 1, 2), tracks=("k.raw", "v.raw", "kv.int8"))
+    whole = {
+        track.name: 3 * entry.blocks for entry in one.segments for track in entry.tracks
+    } | {b"manifest": 7}  # fmt: skip
+
+    assert held_segments(one, whole) == one.segments
+    assert held_segments(one, whole | {b"v.raw.s2": 5}) == one.segments[:2]
+    assert held_segments(one, whole | {b"kv.int8.s0": 0}) == ()
+    del whole[b"k.raw.s1"]
+    assert held_segments(one, whole) == one.segments[:1]
 
 
 @given(st.binary(max_size=100))
