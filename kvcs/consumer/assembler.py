@@ -716,9 +716,9 @@ class Assembler:
 
     def position(self, track: DataTrack, block: int) -> int:
         """Return where a sink has the block: its number, counted from the first wanted one."""
-        extent = self.extent
-        assert extent is not None
-        return self._tracks[track].segment.plan.first_block + block - extent.start
+        first = next(iter(self._segments.values()))
+        start = first.plan.context_blocks.start
+        return self._tracks[track].segment.plan.first_block + block - start
 
     def gaps(self, track: DataTrack | None = None) -> Iterator[Gap]:
         """Yield exactly what was promised, is wanted, and has not been admitted, compactly.

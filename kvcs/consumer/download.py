@@ -30,7 +30,7 @@ from kvcs.consumer.events import (
     SegmentComplete,
     SegmentDiffers,
 )
-from kvcs.consumer.examining import Examined
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.failures import Failure, lacking
 from kvcs.consumer.fetching import Awaited, cut
 from kvcs.consumer.filling import fill
@@ -129,12 +129,9 @@ class Download:
         self._block_keys: Sequence[bytes] = expected.block_keys
         self._follows = follows
         self._intake = Intake(
-            job.pool,
-            settings,
-            job.codecs,
-            crashed=self._crashed,
-            idle=lambda: self._wake.set(),
+            job.pool, settings, crashed=self._crashed, idle=lambda: self._wake.set()
         )
+        self._examiners: dict[DataTrack, Examiner] = {}
         self._dealer = Dealer()
         self._reset()
 
@@ -204,7 +201,7 @@ class Download:
         try:
             async with tasks() as group:
                 if opened is None:
-                    if self._settings.eager and self.assembler.manifest is None:
+                    if self.job.is_eager and self.assembler.manifest is None:
                         self._start_eagerly(group)
                     opened = await open_publication(
                         lanes.lead, self.name, self.job, track=self.manifest_track
@@ -705,18 +702,18 @@ class Download:
                 return True
         if self._closed or self._failure is not None:
             return True
-        entry, descriptor = self.assembler.entry(track)
+        examiner = self._examiners.get(track) or self._examiner(track)
         self._intake.take(
-            payload,
-            partial(self._judge, track, layer, block),
-            track=track,
-            layer=layer,
-            block=block,
-            entry=entry,
-            descriptor=descriptor,
-            max_data_octets=self.job.expected.max_data_octets,
+            examiner, payload, layer, block, partial(self._judge, track, layer, block)
         )
         return True
+
+    def _examiner(self, track: DataTrack) -> Examiner:
+        entry, descriptor = self.assembler.entry(track)
+        limit = self.job.expected.max_data_octets
+        made = Examiner(track, entry, descriptor, self.job.codecs, limit)
+        self._examiners[track] = made
+        return made
 
     def _judge(
         self, track: DataTrack, layer: int, block: int, verdict: Examined | BadObject
