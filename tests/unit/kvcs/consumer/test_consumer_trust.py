@@ -266,7 +266,7 @@ def payload(track: DataTrack, codec: int = 0, data: bytes = bytes(range(16))) ->
     ).encode()
 
 
-def look(octets: bytes, track: DataTrack, codecs: CodecRegistry | None = None) -> Any:
+def look(octets: Octets, track: DataTrack, codecs: CodecRegistry | None = None) -> Any:
     return examine(
         octets,
         track=track,
