@@ -94,9 +94,10 @@ class RetrievalSettings:
     """How often a track is asked for again that ended before everything came."""
 
     segments_at_once: int = 32
-    """Segments whose tracks are subscribed to at the same time: the first ones of the context, and
-    of them, earlier layers first. Peers grant some hundred requests at once, and one that waits for
-    that longer than ``request_timeout_s`` is lost."""
+    """Segments whose tracks are asked for at the same time: the first ones of the context, and of
+    them, earlier layers first; of more that are complete an eighth of the layers of all is fetched
+    first, then half of them. Peers grant some hundred requests at once, and one that waits for that
+    longer than ``request_timeout_s`` is lost."""
 
     workers: int = 2
     """Threads that examine what is large."""

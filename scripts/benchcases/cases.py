@@ -18,6 +18,7 @@ from benchcases import (
     speed,
     spread,
     stalls,
+    ways,
 )
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
@@ -433,5 +434,6 @@ CASES: dict[str, Case] = {
         *stalls.CASES,
         *codecs.CASES,
         *depots.CASES,
+        *ways.CASES,
     )
 }
