@@ -10,7 +10,7 @@ from contextlib import aclosing
 from kvcs.consumer.prefixes import Replica
 from kvcs.consumer.sections import Section, SectionKey
 from kvcs.errors import ConfigError
-from kvcs.kvsp.http.blockclient import BlockClient
+from kvcs.kvsp.http.blockclient import BlockClient, SealedSections
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.records import Candidate
 from kvcs.kvsp.http.uris import PublicationUri
@@ -114,9 +114,8 @@ class HttpSections:
         answer = self._client.wanted(scope_id, compatibility_id, wanted, layout)
         async with aclosing(answer) as found:
             async for one in found:
-                yield Section(
-                    key=SectionKey(one.block_key, one.layer),
-                    k=one.k,
-                    v=one.v,
-                    layer_digest=one.digest,
-                )
+                key = SectionKey(one.block_key, one.layer)
+                if isinstance(one, SealedSections):
+                    yield Section(key=key, sealed=one.sealed)
+                else:
+                    yield Section(key=key, k=one.k, v=one.v, layer_digest=one.digest)
