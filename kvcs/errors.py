@@ -11,10 +11,13 @@
     * :exc:`PublicationFailed`: the publisher gave the publication up
     * :exc:`Expired`: the deadline passed
     * :exc:`ServiceFailed`: a service over HTTP did not do what it was asked; it says why
+    * :exc:`BadToken`: an authorization token is refused; it says how far its bearer is told why
 """
 
 from collections.abc import Iterable
 from enum import StrEnum
+
+from moqt.authority import Denial
 
 
 class Rejection(StrEnum):
@@ -48,6 +51,32 @@ class Rejection(StrEnum):
     DATA_LENGTH = "data-length"
     #: The codec could not make a tensor of the Data.
     DECODE = "decode"
+    #: In clear, where the scope says that Objects are sealed.
+    UNPROTECTED = "unprotected"
+    #: Sealed, where the scope says that Objects go in clear.
+    PROTECTED = "protected"
+    #: Sealed under a Key ID that is not the scope's, or says so in a way that cannot be read.
+    KEY_ID = "key-id"
+    #: A sealed payload is longer than any that this Object can have.
+    TOO_LONG = "too-long"
+    #: A sealed payload was not sealed by a member of the scope, for this place in this track.
+    TAG = "tag"
+    #: A member of the scope sealed what is no payload.
+    PLAINTEXT = "plaintext"
+
+
+#: Why an Object could not be opened. Nobody outside may notice that (Secure Objects): such an
+#: Object is treated as if it had never come.
+UNOPENED = frozenset(
+    {
+        Rejection.UNPROTECTED,
+        Rejection.PROTECTED,
+        Rejection.KEY_ID,
+        Rejection.TOO_LONG,
+        Rejection.TAG,
+        Rejection.PLAINTEXT,
+    }
+)
 
 
 class ServiceFault(StrEnum):
@@ -136,4 +165,19 @@ class ServiceFailed(KvcsError):
     ) -> None:
         super().__init__(text)
         self.fault = fault
+        self.retry_after_s = retry_after_s
+
+
+class BadToken(KvcsError):
+    """An authorization token is malformed, not believed, expired, not valid yet, or revoked.
+
+    Attributes:
+        why: What its bearer is told. The text is for our own log: it says more than strangers may
+            know, and nothing of a token that is not signed but its length and key identifier.
+        retry_after_s: Seconds after which it may be valid, where waiting helps.
+    """
+
+    def __init__(self, why: Denial, text: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.why = why
         self.retry_after_s = retry_after_s

@@ -305,7 +305,7 @@ class Pursuit:
                 continue
             patience = self._settings.another_s
             opened = None
-            if not self._settings.eager or len(names) > 1 or self._may_join:
+            if not self._job.is_eager or len(names) > 1 or self._may_join:
                 opened, refusal = await discovery.choose(self._note_refusal)
                 if opened is None:
                     failure = refusal or failure

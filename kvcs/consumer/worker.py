@@ -1,7 +1,7 @@
 """What runs in a process of :mod:`kvcs.consumer.processes`: one connection, and its errands. Shell.
 
 It is told what to do through a socket, whose number is its one argument, and ends when that is
-closed. It has no key and knows no manifest; what it needs of both comes with each errand.
+closed. It knows no manifest and no key of the scope; what it needs of both comes with each errand.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from kvcs.consumer.errands import (
     unpack,
 )
 from kvcs.consumer.events import FailureReason
-from kvcs.consumer.examining import Examined
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.failures import Failure
 from kvcs.consumer.intake import Intake
 from kvcs.consumer.lanes import ask, max_ranges
@@ -58,6 +58,7 @@ from kvcs.garbage import collected_aside
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.store.shared import SharedPlaces
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.sealing import Cover, opener_with
 from moqt.aio import MoqtConnection
 from moqt.codepoints import ObjectStatus, RangeMarkerKind
 from moqt.errors import MoqtError, RequestRejected
@@ -76,9 +77,8 @@ class Connection:
         self._mouth = mouth
         self._crash: BaseException | None = None
         self._crashed = asyncio.Event()
-        self._intake = Intake(
-            pool, settings, standard_codecs(), crashed=self._note_crash, idle=lambda: None
-        )
+        self._intake = Intake(pool, settings, crashed=self._note_crash, idle=lambda: None)
+        self._codecs = standard_codecs()
         self._errands: dict[int, asyncio.Task[None]] = {}
         self._places: SharedPlaces | None = None
         self._file = ""
@@ -146,7 +146,15 @@ class Connection:
             self._mouth.say(Accepted(number))
             self._mouth.report(number, Misplaced(str(exc)))
             return Ended(number, How.STOPPED)
-        wanted, entry, descriptor = Wanted(placing.missing), placing.entry(), placing.compat()
+        wanted = Wanted(placing.missing)
+        examiner = Examiner(
+            placing.track,
+            placing.entry(),
+            placing.compat(),
+            self._codecs,
+            placing.max_data_octets,
+            opener_with(placing.key),
+        )
         request = await ask(self._conn, errand)
         self._mouth.say(Accepted(number))
         try:
@@ -159,16 +167,9 @@ class Connection:
                 if (layer, block) not in wanted:
                     self._mouth.report(number, Dropped(layer, block))
                     continue
-                self._intake.take(
-                    item.payload,
-                    partial(self._judge, number, placing, wanted, places, layer, block),
-                    track=placing.track,
-                    layer=layer,
-                    block=block,
-                    entry=entry,
-                    descriptor=descriptor,
-                    max_data_octets=placing.max_data_octets,
-                )
+                judge = partial(self._judge, number, placing, wanted, places, layer, block)
+                cover = Cover(item.publisher_priority, item.properties)
+                self._intake.take(examiner, item.payload, layer, block, cover, judge)
                 await self._intake.keep_bound()
                 await self._mouth.breathe()
         finally:

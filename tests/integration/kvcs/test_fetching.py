@@ -66,7 +66,8 @@ from tests.integration.relay.stage import producing_behind, relaying
 
 pytestmark = pytest.mark.network
 
-QUICK = hasty(again_s=0.05, again_max_s=0.1)
+#: Data are not asked for before the manifest says that they are finished.
+QUICK = hasty(eager=False, again_s=0.05, again_max_s=0.1)
 
 
 def retrieve(sink: CountingSink, *specs: ConnectionSpec, **options: Any) -> Retrieval:
