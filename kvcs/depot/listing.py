@@ -21,7 +21,7 @@ from kvcs.depot.chains import Chain, chain_of, held_segments, joined, parted
 from kvcs.depot.depot import Depot
 from kvcs.depot.shelf import Holding
 from kvcs.depot.terms import Terms
-from kvcs.errors import BadManifest, ConfigError, KvcsError, NotFound
+from kvcs.errors import BadManifest, BadObject, ConfigError, KvcsError, NotFound
 from kvcs.kvsp.http import records
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.names import HOLDER_ID_OCTETS
@@ -153,7 +153,7 @@ class StoreListing:
             if not segments:
                 return
             known.chain = await self._chain(name, Layout.of(manifest.compat), segments)
-        except (NotFound, BadManifest) as exc:  # it is damaged, or gone by now
+        except (NotFound, BadManifest, BadObject) as exc:  # it is damaged, or gone by now
             log.debug(LogEvent.INDEX_REFUSED, publication=str(name), reason=str(exc))
             return
         if known.chain is None:
