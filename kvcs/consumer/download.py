@@ -160,6 +160,7 @@ class Download:
         self._not_now = False  # a track was refused that may be had later
         self._cannot_fetch = False  # they do not know FETCH
         self._wave: int | None = None  # None: nothing has been asked for
+        self._waves: dict[Share, int | None] = {}  # in which each share was asked for last
         self._closed = False
         self._progress_at = self._loop.time()
 
@@ -492,6 +493,7 @@ class Download:
             yield from readers.items()
 
     def _start_reader(self, lane: Lane, share: Share, group: Tasks) -> None:
+        self._waves[share] = self._wave
         reader = group.start(self._read(lane, share))
         self._readers.setdefault(share.track, {})[share] = reader
 
@@ -516,11 +518,15 @@ class Download:
             fetched = (plan for plan in plans if self._is_fetched(Share(plan.tracks[0], None)))
             left = sum(not self.assembler.is_segment_ready(plan.segment) for plan in fetched)
             self._wave = first_wave(left, self._settings.segments_at_once)
-        while not self._start_wave(group) and self._begin_next_wave():
-            pass
+        while not self._start_wave(group, self._wave) and self._wave < LAST:
+            self._wave += 1
 
-    def _start_wave(self, group: Tasks) -> bool:
+    def _start_wave(self, group: Tasks, wave: int) -> bool:
         """Ask for what nobody is asked for yet; return whether there was anything."""
+        for share, task in list(self._shares()):
+            asked_in = self._waves.get(share)
+            if task.done() and asked_in is not None and asked_in < wave:
+                del self._readers[share.track][share]  # of later layers nobody has asked it
         lanes = self._lanes.for_data
         may_cut = all(lane.max_ranges for lane in lanes)
         active = {share.track.segment for share, task in self._shares() if not task.done()}
@@ -544,25 +550,19 @@ class Download:
 
     def _is_in_later_wave(self, share: Share) -> bool:
         """Whether of a share that is fetched nothing is missing that this wave asks for."""
-        return self._is_fetched(share) and not any(missing_of(share, self._gaps(share)))
-
-    def _begin_next_wave(self) -> bool:
-        """Go on to later layers once nothing of the earlier ones is on its way."""
-        fetched = [(share, task) for share, task in self._shares() if self._is_fetched(share)]
-        is_busy = self._intake.pending or any(not task.done() for _, task in fetched)
-        if self._wave is None or self._wave == LAST or is_busy:
+        plan = self.assembler.plan(share.track)
+        if plan is None or self._wave is None or not self._is_fetched(share):
             return False
-        self._wave += 1
-        for share, _ in fetched:
-            del self._readers[share.track][share]
-        return True
+        gaps = clipped(self.assembler.gaps(share.track), stop_of(plan.layers, self._wave))
+        return not any(missing_of(share, gaps))
 
     def _gaps(self, share: Share) -> Iterator[Gap]:
-        """Yield what is missing of the track of a share and asked for by now."""
+        """Yield what is missing of the track of a share and was asked for in its wave."""
         gaps, plan = self.assembler.gaps(share.track), self.assembler.plan(share.track)
-        if plan is None or self._wave is None or not self._is_fetched(share):
+        wave = self._waves.get(share, self._wave)
+        if plan is None or wave is None or not self._is_fetched(share):
             return gaps
-        return clipped(gaps, stop_of(plan.layers, self._wave))
+        return clipped(gaps, stop_of(plan.layers, wave))
 
     def _is_awaited(self, plan: SegmentPlan) -> bool:
         """Whether a segment is asked for once all of it has been published."""

@@ -4,7 +4,9 @@ Tracks of a bounded number of segments are asked for at a time, since peers gran
 requests at once. Within them earlier layers come first; behind them a layer would wait for all
 layers of the segments before. So of more segments than that an eighth of the layers is fetched of
 every one, then what is left of a half, then the rest: three requests for each track where it was
-one. What is still being published is subscribed to, layer after layer, and is in no wave.
+one. A wave begins when everything of the one before has been asked for; a segment that stands still
+keeps no other one. What is still being published is subscribed to, layer after layer, and is in no
+wave.
 """
 
 from collections.abc import Iterable, Iterator
