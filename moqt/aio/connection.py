@@ -196,6 +196,11 @@ class MoqtConnection:
         """Address and UDP port of the peer."""
         return self._transport.peer_address
 
+    @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+        return self._transport.client_certificate
+
     def stats(self) -> TransportStats:
         """Return the figures of the QUIC connection at the moment."""
         return self._transport.stats()
