@@ -78,10 +78,10 @@ async def run(args: Namespace) -> int:
     layers = parse_layers(args.layers, prompt.descriptor.layers)
     blocks, segment = _blocks(args.blocks), _segment(args.segment)
     expected = expectations(settings, prompt)
-    known = len(expected.block_keys)
+    known = len(expected[0].block_keys)
     if blocks is not None and known and blocks.stop > known:
         raise ConfigError(f"--blocks is {args.blocks!r}, the prompt has {known} blocks")
-    publication = _publication(args.publication, expected)
+    publication, expected = _publication(args.publication, expected)
     wish = wished(
         settings,
         layers=layers,
@@ -121,18 +121,22 @@ def _segment(text: str | None) -> int | None:
     return found.start
 
 
-def _publication(text: str | None, expected: Expectations) -> PublicationName | None:
+def _publication(
+    text: str | None, expected: list[Expectations]
+) -> tuple[PublicationName | None, list[Expectations]]:
+    """Return which publication is wanted, if only one is, and what is expected in its scope."""
     if text is None:
-        return None
+        return None, expected
     namespace, track = parse_name(text)
     if track is not None:
         raise BadName(f"--publication is {text[:160]!r}, expected a namespace without a track")
     name = PublicationName.from_namespace(namespace)
-    if name.scope_id != expected.scope_key.scope_id:
+    here = [one for one in expected if one.scope_key.scope_id == name.scope_id]
+    if not here:
         raise ConfigError(f"--publication {name} is of another scope than the scope key")
-    if name.compatibility_id != expected.scope_key.compatibility_id(expected.descriptor):
+    if name.compatibility_id != here[0].scope_key.compatibility_id(here[0].descriptor):
         raise ConfigError(f"--publication {name} is of another descriptor")
-    return name
+    return name, here
 
 
 def _notes(layers: range | None, blocks: range | None, segment: int | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
 from kvcs.telemetry import Counter, set_up_logging
+from kvcs.trust.producers import check_listed
 
 NAME = "produce"
 HELP = "publish a KV cache and serve it until stopped"
@@ -123,11 +124,9 @@ async def run(args: Namespace) -> int:
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     source = _source(args)
     _prefix(source, args)  # one that cannot be is refused here
-    producer = Producer(
-        settings.load_scope_key(),
-        ProducerOptions.of(settings),
-        producer_key=settings.load_producer_key(),
-    )
+    scope, producer_key = settings.load_scope(), settings.load_producer_key()
+    check_listed(scope.producers, producer_key, time.time())
+    producer = Producer(scope.key, ProducerOptions.of(settings), producer_key=producer_key)
     over_http = OverHttp(producer, settings)
     output = Output(as_json=args.json)
 

@@ -4,10 +4,12 @@ import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
+from kvcs.cli.scopes import believed
 from kvcs.config import StoreSettings, add_settings, settings_from
 from kvcs.depot.archive import listing
 from kvcs.depot.daemon import Store, StoreOptions
@@ -17,6 +19,7 @@ from kvcs.lifecycle import run_until_stopped
 from kvcs.link import client_tls, quic_settings, server_tls
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.scope import Scope
 from moqt.names import TrackNamespace
 
 NAME = "store"
@@ -63,13 +66,14 @@ async def run(args: Namespace) -> int:
         return 0
     settings = settings_from(StoreSettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
-    scope_key = settings.load_scope_key()
-    prefixes = [_prefix(scope_key.scope_id, text) for text in settings.only]
+    scope = _the_one_scope(settings)
+    prefixes = [_prefix(scope.key.scope_id, text) for text in settings.only]
+    trusted, required = believed(settings, scope)
     store = Store(
         Path(args.folder),
-        scope_key,
-        StoreOptions.of(settings),
-        trusted=settings.load_trusted_keys(),
+        scope.key,
+        replace(StoreOptions.of(settings), require_signature=required),
+        trusted=trusted,
     )
 
     async def serve(stopping: asyncio.Event) -> None:
@@ -93,6 +97,15 @@ async def run(args: Namespace) -> int:
     with renewing_certificate(settings, store.identify) if listens else nullcontext():
         await run_until_stopped(serve, grace=settings.drain_s + 5.0)
     return 0
+
+
+def _the_one_scope(settings: StoreSettings) -> Scope:
+    scopes = settings.load_scopes()
+    if len(scopes) > 1:
+        raise ConfigError(
+            f"scope_file names {len(scopes)} files, expected one: a folder is for one scope"
+        )
+    return scopes[0]
 
 
 async def _tell_changes(store: Store, output: Output, stopping: asyncio.Event) -> None:

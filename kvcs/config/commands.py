@@ -171,7 +171,7 @@ class ConsumerSettings(IndexedSettings):
 
     @model_validator(mode="after")
     def _check_trust(self) -> "ConsumerSettings":
-        if self.require_signature and not self.trust:
+        if self.require_signature and not self.trust and not self.scope_file:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self
 
@@ -292,7 +292,7 @@ class StoreSettings(ScopedSettings, ListeningSettings):
     def _check_ways(self) -> "StoreSettings":
         if self.listen is None and not self.connect and not self.announce:
             raise ValueError("none of connect, listen and announce is set, expected one at least")
-        if self.require_signature and not self.trust:
+        if self.require_signature and not self.trust and not self.scope_file:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self
 

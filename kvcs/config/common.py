@@ -11,12 +11,14 @@ from kvcs.config.readers import (
     DatagramSetting,
     NamesSetting,
     OctetsSetting,
+    PathsSetting,
     ServiceSetting,
 )
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.telemetry import LogFormat
 from kvcs.trust.scope import Scope
+from kvcs.trust.scopefile import read_scope
 
 ENV_PREFIX = "KVCS_"
 
@@ -134,8 +136,15 @@ class Settings(CommonSettings):
 class ScopedSettings(Settings):
     """What every command can be told that belongs to a scope."""
 
+    scope_file: PathsSetting = Field(
+        default=(),
+        description="file of mode 0600 with a scope, as kvcs keys new-scope makes it: the key, how "
+        "objects are sealed, whose manifests and tokens are believed. Of several the first is "
+        "published in, and consumers look in all",
+    )
     scope_key_file: Path | None = Field(
-        default=None, description="file with the scope key, raw or in hex, at least 32 octets"
+        default=None,
+        description="instead, file with the scope key alone, raw or in hex, at least 32 octets",
     )
     scope_key: SecretStr | None = Field(
         default=None, description="the scope key itself, in hex; not a flag"
@@ -147,28 +156,61 @@ class ScopedSettings(Settings):
         Raises:
             ConfigError: If there is none or two, or if it cannot be read or is too short.
         """
-        if self.scope_key is not None and self.scope_key_file is not None:
-            raise ConfigError("scope_key and scope_key_file are both set, expected one of them")
-        if self.scope_key_file is not None:
-            return ScopeKey.from_file(self.scope_key_file)
-        if self.scope_key is None:
-            raise ConfigError(
-                "no scope key: set scope_key_file (--scope-key-file, KVCS_SCOPE_KEY_FILE) "
-                "or KVCS_SCOPE_KEY"
-            )
-        try:
-            secret = bytes.fromhex(self.scope_key.get_secret_value().strip())
-        except ValueError:
-            raise ConfigError("scope_key is not hex") from None
-        return ScopeKey(secret)
+        return self.load_scope().key
 
     def load_scope(self) -> Scope:
-        """Return the scope: its key, and what goes with it.
+        """Return the scope that is published in: its key, and what goes with it.
 
         Raises:
-            ConfigError: As :meth:`load_scope_key` does.
+            ConfigError: As :meth:`load_scopes` does.
         """
-        return Scope(self.load_scope_key())
+        return self.load_scopes()[0]
+
+    def load_scopes(self) -> tuple[Scope, ...]:
+        """Return all scopes, the one that is published in first.
+
+        Raises:
+            ConfigError: If there is none, or it is told in two ways, or a file or key cannot be
+                used; the message names what it is about.
+        """
+        told = [n for n in ("scope_file", "scope_key_file", "scope_key") if getattr(self, n)]
+        if len(told) > 1:
+            raise ConfigError(f"{' and '.join(told)} are both set, expected one of them")
+        if not told:
+            raise ConfigError(
+                "no scope key: set scope_file (--scope-file, KVCS_SCOPE_FILE), scope_key_file "
+                "(--scope-key-file, KVCS_SCOPE_KEY_FILE) or KVCS_SCOPE_KEY"
+            )
+        if not self.scope_file:
+            return (Scope(self._load_bare_key()),)
+        scopes = tuple(read_scope(path) for path in self.scope_file)
+        for number, scope in enumerate(scopes):
+            if scope.key in [before.key for before in scopes[:number]]:
+                raise ConfigError(
+                    f"scope_file names the scope {scope.key.scope_id.hex()[:8]} twice, expected "
+                    "another one"
+                )
+        return scopes
+
+    def _load_bare_key(self) -> ScopeKey:
+        if self.scope_key_file is not None:
+            return ScopeKey.from_file(self.scope_key_file)
+        # Raised where no variable holds a secret: some programs print those of a traceback.
+        key, wrong = _key_from_hex(self.scope_key)
+        if key is None:
+            raise ConfigError(wrong)
+        return key
+
+
+def _key_from_hex(secret: SecretStr | None) -> tuple[ScopeKey | None, str]:
+    """Return the key, or what is wrong with it."""
+    assert secret is not None, "that is how it was found to be told"
+    try:
+        return ScopeKey(bytes.fromhex(secret.get_secret_value().strip())), ""
+    except ConfigError as exc:
+        return None, str(exc)
+    except ValueError:
+        return None, "scope_key is not hex"
 
 
 class CertifiedSettings(CommonSettings):
