@@ -15,6 +15,7 @@ from kvcs import __version__, errors
 from kvcs.cli import (
     advise,
     bench,
+    check,
     consume,
     demo,
     fetch,
@@ -34,7 +35,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, store, index, ping, check, bench, advise, keys, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
