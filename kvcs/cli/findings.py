@@ -209,6 +209,9 @@ def _scopes(settings: CommonSettings, now: float) -> Iterator[Finding]:
     if isinstance(settings, StoreSettings) and len(scopes) > 1:
         yield Finding("scope", State.WRONG, f"{len(scopes)} scopes, expected one of a store")
     if isinstance(settings, ProducerSettings):
+        if settings.http_listen is not None and scopes[0].protection is not None:
+            text = "http_listen is set, but blocks go over HTTP in clear and the scope is sealed"
+            yield Finding("blocks over HTTP", State.WRONG, text)
         yield from _producer_key(settings, scopes[0], now)
     if isinstance(settings, ConsumerSettings | StoreSettings):
         for scope in scopes:

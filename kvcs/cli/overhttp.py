@@ -42,6 +42,11 @@ class OverHttp:
         self._service: HttpService | None = None
         if settings.http_listen is not None:
             assert settings.tokens_file is not None, "the settings see to that"
+            if producer.scope.protection is not None:
+                raise ConfigError(
+                    "http_listen is set, expected not since the scope is sealed: blocks go over "
+                    "HTTP in clear"
+                )
             self._service = HttpService(
                 [BlockService(PublishedBlocks(producer.answers), counters=producer.counters)],
                 TokenFile.read(settings.tokens_file),

@@ -126,7 +126,7 @@ async def run(args: Namespace) -> int:
     _prefix(source, args)  # one that cannot be is refused here
     scope, producer_key = settings.load_scope(), settings.load_producer_key()
     check_listed(scope.producers, producer_key, time.time())
-    producer = Producer(scope.key, ProducerOptions.of(settings), producer_key=producer_key)
+    producer = Producer(scope, ProducerOptions.of(settings), producer_key=producer_key)
     over_http = OverHttp(producer, settings)
     output = Output(as_json=args.json)
 

@@ -102,6 +102,7 @@ def _expectations_in(scope: Scope, settings: ConsumerSettings, prompt: Prompt) -
     trusted, required = believed(settings, scope)
     expected = Expectations(
         scope_key=scope.key,
+        protection=scope.protection,
         descriptor=prompt.descriptor,
         trusted=trusted,
         require_signature=required,

@@ -71,7 +71,7 @@ async def run(args: Namespace) -> int:
     trusted, required = believed(settings, scope)
     store = Store(
         Path(args.folder),
-        scope.key,
+        scope,
         replace(StoreOptions.of(settings), require_signature=required),
         trusted=trusted,
     )

@@ -17,7 +17,7 @@ from kvcs.config.readers import (
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.telemetry import LogFormat
-from kvcs.trust.scope import Scope
+from kvcs.trust.scope import SUITES, Padding, Protection, Scope
 from kvcs.trust.scopefile import read_scope
 
 ENV_PREFIX = "KVCS_"
@@ -149,6 +149,19 @@ class ScopedSettings(Settings):
     scope_key: SecretStr | None = Field(
         default=None, description="the scope key itself, in hex; not a flag"
     )
+    sealing: Literal["sealed", "clear"] | None = Field(
+        default=None,
+        description="sealed: objects of the scope are sealed, so that nobody outside can read or "
+        "make them, and others are not used; clear, the default: the reverse",
+    )
+    suite: Literal["aes-128-gcm", "aes-256-gcm"] | None = Field(
+        default=None, description="what objects are sealed with; aes-128-gcm if left out"
+    )
+    padding: Padding | None = Field(
+        default=None,
+        description="which sealed objects are made longer, so that lengths tell less: auto, the "
+        "default, those of codecs whose lengths depend on content; none; or bucket, all",
+    )
 
     def load_scope_key(self) -> ScopeKey:
         """Return the scope key.
@@ -171,7 +184,7 @@ class ScopedSettings(Settings):
 
         Raises:
             ConfigError: If there is none, or it is told in two ways, or a file or key cannot be
-                used; the message names what it is about.
+                used, or settings contradict a file; the message names what it is about.
         """
         told = [n for n in ("scope_file", "scope_key_file", "scope_key") if getattr(self, n)]
         if len(told) > 1:
@@ -182,9 +195,10 @@ class ScopedSettings(Settings):
                 "(--scope-key-file, KVCS_SCOPE_KEY_FILE) or KVCS_SCOPE_KEY"
             )
         if not self.scope_file:
-            return (Scope(self._load_bare_key()),)
+            return (Scope(self._load_bare_key(), self.load_protection()),)
         scopes = tuple(read_scope(path) for path in self.scope_file)
         for number, scope in enumerate(scopes):
+            self._check_agrees(self.scope_file[number], scope.protection)
             if scope.key in [before.key for before in scopes[:number]]:
                 raise ConfigError(
                     f"scope_file names the scope {scope.key.scope_id.hex()[:8]} twice, expected "
@@ -200,6 +214,36 @@ class ScopedSettings(Settings):
         if key is None:
             raise ConfigError(wrong)
         return key
+
+    def load_protection(self) -> Protection | None:
+        """Return how the settings say that objects are sealed; None: they go in clear.
+
+        Where there is a scope file, that says so instead, and settings may only agree.
+
+        Raises:
+            ConfigError: If it is said how objects are sealed that are not.
+        """
+        if self.sealing == "sealed":
+            return Protection(SUITES[self.suite or "aes-128-gcm"], self.padding or "auto")
+        for name in ("suite", "padding"):
+            if (value := getattr(self, name)) is not None:
+                raise ConfigError(f"{name} is {value!r}, expected sealing to be sealed then")
+        return None
+
+    def _check_agrees(self, file: Path, found: Protection | None) -> None:
+        """Refuse settings that say otherwise than a scope file: neither beats the other."""
+        suites = {suite: name for name, suite in SUITES.items()}
+        for name, says in (
+            ("sealing", "clear" if found is None else "sealed"),
+            ("suite", None if found is None else suites[found.suite]),
+            ("padding", None if found is None else found.padding),
+        ):
+            told = getattr(self, name)
+            if told is not None and told != says:
+                raise ConfigError(
+                    f"{name} is {told!r}, but scope file {file} says "
+                    f"{'sealing is clear' if says is None else repr(says)}: leave it out"
+                )
 
 
 def _key_from_hex(secret: SecretStr | None) -> tuple[ScopeKey | None, str]:

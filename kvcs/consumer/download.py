@@ -61,13 +61,14 @@ from kvcs.consumer.spreading import (
     worth_asking,
 )
 from kvcs.consumer.tasks import Tasks, set_within, tasks
-from kvcs.errors import BadManifest, BadObject, ConfigError, NotFound
+from kvcs.errors import UNOPENED, BadManifest, BadObject, ConfigError, NotFound
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.store.shared import SharedSink
 from kvcs.store.sink import GrowingSink
 from kvcs.telemetry import LogEvent
+from kvcs.trust.sealing import Cover, Opener
 from moqt.aio import Subscription
 from moqt.codepoints import ObjectStatus, RangeMarkerKind, RequestErrorCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed
@@ -136,6 +137,7 @@ class Download:
             idle=lambda: self._wake.set(),
         )
         self._dealer = Dealer()
+        self._openers: dict[DataTrack, Opener] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -362,7 +364,9 @@ class Download:
                 version = item.location.group
                 if version <= self.assembler.version:
                     continue
-                manifest = await read_manifest(item.payload, track, self.name, version, self.job)
+                manifest = await read_manifest(item, track, self.name, self.job)
+                if manifest is None:
+                    continue
                 if (failure := self._accept(manifest, version)) is not None:
                     self._fail(failure)
                     return
@@ -440,7 +444,7 @@ class Download:
             self._tell(event)
         if self._sink_began:
             for early in assembler.release():
-                self._take(early.track, early.layer, early.block, early.payload)
+                self._take(early.track, early.layer, early.block, early.payload, early.cover)
         self._wake.set()
         return None
 
@@ -653,7 +657,8 @@ class Download:
                     if awaited is not None and (group, number) not in awaited:
                         self.assembler.count_excess()
                         continue
-                    if not self._take(share.track, group, number, item.payload):
+                    cover = Cover(item.publisher_priority, item.properties)
+                    if not self._take(share.track, group, number, item.payload, cover):
                         return None  # ahead of the manifest and out of room
                     await self._intake.keep_bound()
                 elif isinstance(item, RangeMarked):
@@ -674,7 +679,7 @@ class Download:
         """Return what another process has to know to place what is missing of a share."""
         assembler, expected = self.assembler, self.job.expected
         entry, descriptor = assembler.entry(share.track)
-        extent, sink = assembler.extent, self._sink
+        extent, sink, sealing = assembler.extent, self._sink, expected.sealing
         assert extent is not None, "the sink has begun"
         assert isinstance(sink, SharedSink), "or there were no processes"
         return Placing(
@@ -687,6 +692,7 @@ class Download:
             places=len(extent),
             missing=missing,
             max_data_octets=expected.max_data_octets,
+            key=None if sealing is None else sealing.key(self.name.track(share.track)),
         )
 
     def _first_missing(self, share: Share) -> Location | None:
@@ -694,13 +700,13 @@ class Download:
 
     # -- Objects ---------------------------------------------------------------------------------
 
-    def _take(self, track: DataTrack, layer: int, block: int, payload: bytes) -> bool:
+    def _take(self, track: DataTrack, layer: int, block: int, payload: bytes, cover: Cover) -> bool:
         """Examine and place one Object, or see to it; return False if there is no room yet."""
         match self.assembler.expects(track, layer, block):
             case Expected.EXAMINE:
                 pass
             case Expected.EARLY:
-                return self.assembler.hold(track, layer, block, payload)
+                return self.assembler.hold(track, layer, block, payload, cover)
             case _:
                 return True
         if self._closed or self._failure is not None:
@@ -715,8 +721,17 @@ class Download:
             entry=entry,
             descriptor=descriptor,
             max_data_octets=self.job.expected.max_data_octets,
+            opener=self._opener(track),
+            cover=cover,
         )
         return True
+
+    def _opener(self, track: DataTrack) -> Opener:
+        """Return what opens the Objects of a track, the same one each time."""
+        opener = self._openers.get(track)
+        if opener is None:
+            opener = self._openers[track] = self.job.expected.opener(self.name.track(track))
+        return opener
 
     def _judge(
         self, track: DataTrack, layer: int, block: int, verdict: Examined | BadObject
@@ -776,15 +791,7 @@ class Download:
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, ObjectRejected):
-            self._rejected.add((event.track, event.layer, event.block))
-            log.warning(
-                LogEvent.OBJECT_REJECTED,
-                track=str(event.track),
-                layer=event.layer,
-                block=event.block,
-                reason=str(event.reason),
-                text=event.text,
-            )
+            self._note_rejected(event)
             rejected = self.assembler.summary().rejected
             if rejected >= self._settings.max_rejected:
                 text = f"{rejected} Objects were rejected"
@@ -801,6 +808,22 @@ class Download:
                     task.cancel()
             self._wake.set()
         self.job.tell(event)
+
+    def _note_rejected(self, event: ObjectRejected) -> None:
+        if event.reason in UNOPENED:
+            # It may be asked for again, as what never came is: who looks on learns nothing.
+            why = BadObject(event.reason, event.text)
+            self.job.note_unopened(str(event.track), Location(event.layer, event.block), why)
+            return
+        self._rejected.add((event.track, event.layer, event.block))
+        log.warning(
+            LogEvent.OBJECT_REJECTED,
+            track=str(event.track),
+            layer=event.layer,
+            block=event.block,
+            reason=str(event.reason),
+            text=event.text,
+        )
 
     def abandon(self) -> None:
         """Let go of what was retrieved; nothing more will be placed."""

@@ -1,4 +1,4 @@
-"""The checks of an Object, which need no key and no connection. Pure.
+"""The checks of an Object, which need no connection, and of keys that of its track alone. Pure.
 
 No Object is used before :func:`examine` has passed (KVCS Section 3.5, decision 7).
 """
@@ -14,7 +14,9 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Layout, Octets
 from kvcs.profile.manifest import SegmentEntry
 from kvcs.profile.naming import DataTrack
-from kvcs.profile.payload import MAX_DATA_OCTETS, Block
+from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
+from kvcs.trust.sealing import BARE, IN_CLEAR, Cover, Opener
+from moqt.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,16 @@ def examine(
     descriptor: Descriptor,
     codecs: CodecRegistry,
     max_data_octets: int = MAX_DATA_OCTETS,
+    opener: Opener = IN_CLEAR,
+    cover: Cover = BARE,
 ) -> Examined:
-    """Check one Object and decode it (KVCS Section 3.5, decision 7).
+    """Open one Object, check it and decode it (KVCS Section 3.5, decision 7).
 
     Touches nothing but its arguments, so it may run in any thread. Costs one SHA-256 over the
-    data, and the codec's work.
+    data, and the work of cipher and codec.
 
     Args:
-        payload: The Object's payload.
+        payload: The Object's payload, as it came.
         track: Track it came on.
         layer: Group ID it came under.
         block: Object ID it came under.
@@ -56,10 +60,14 @@ def examine(
         descriptor: The manifest's descriptor.
         codecs: The codecs that this end knows.
         max_data_octets: Limit on Data Length, and on the octets that are decoded from it.
+        opener: Opens the Objects of the track.
+        cover: What it came with.
 
     Raises:
         BadObject: If a check fails. Treat the Object as missing; others are unaffected.
     """
+    longest = _longest(opener, track, descriptor, codecs, max_data_octets)
+    payload = opener.open(Location(layer, block), cover, payload, longest)
     found = Block.decode(payload, group_id=layer, object_id=block, max_data=max_data_octets)
     found.check_against(entry, descriptor, track, codecs)
     codec = codecs[track.codec]
@@ -90,3 +98,18 @@ def examine(
             f"expected {layout.dtype} {shape}",
         )
     return Examined(found.digest, len(found.data), tensor)
+
+
+def _longest(
+    opener: Opener,
+    track: DataTrack,
+    descriptor: Descriptor,
+    codecs: CodecRegistry,
+    max_data_octets: int,
+) -> int:
+    """Return how long a payload of a track may be before it is opened."""
+    codec, octets = codecs.get(track.codec), max_data_octets
+    is_fixed = codec is not None and codec.fixed_length
+    if is_fixed:
+        octets = min(octets, Layout.of(descriptor).section_octets(track.component))
+    return opener.longest(HEADER_OCTETS + octets, fixed_length=is_fixed)

@@ -16,6 +16,7 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Layout
 from kvcs.profile.manifest import SegmentEntry
 from kvcs.profile.naming import DataTrack
+from kvcs.trust.sealing import BARE, IN_CLEAR, Cover, Opener
 
 #: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
@@ -74,6 +75,8 @@ class Intake:
         entry: SegmentEntry,
         descriptor: Descriptor,
         max_data_octets: int,
+        opener: Opener = IN_CLEAR,
+        cover: Cover = BARE,
     ) -> None:
         """Examine one Object, and have ``judge`` called with what comes of it, now or later.
 
@@ -89,6 +92,8 @@ class Intake:
             descriptor=descriptor,
             codecs=self._codecs,
             max_data_octets=max_data_octets,
+            opener=opener,
+            cover=cover,
         )
         octets, large = len(payload), self._settings.large_octets
         self._in_turn += 1

@@ -1,7 +1,7 @@
 """What runs in a process of :mod:`kvcs.consumer.processes`: one connection, and its errands. Shell.
 
 It is told what to do through a socket, whose number is its one argument, and ends when that is
-closed. It has no key and knows no manifest; what it needs of both comes with each errand.
+closed. It knows no manifest and no key of the scope; what it needs of both comes with each errand.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ from kvcs.garbage import collected_aside
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.store.shared import SharedPlaces
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.sealing import Cover, opener_with
 from moqt.aio import MoqtConnection
 from moqt.codepoints import ObjectStatus, RangeMarkerKind
 from moqt.errors import MoqtError, RequestRejected
@@ -147,6 +148,7 @@ class Connection:
             self._mouth.report(number, Misplaced(str(exc)))
             return Ended(number, How.STOPPED)
         wanted, entry, descriptor = Wanted(placing.missing), placing.entry(), placing.compat()
+        opener = opener_with(placing.key)
         request = await ask(self._conn, errand)
         self._mouth.say(Accepted(number))
         try:
@@ -168,6 +170,8 @@ class Connection:
                     entry=entry,
                     descriptor=descriptor,
                     max_data_octets=placing.max_data_octets,
+                    opener=opener,
+                    cover=Cover(item.publisher_priority, item.properties),
                 )
                 await self._intake.keep_bound()
                 await self._mouth.breathe()

@@ -1,5 +1,7 @@
 """PublishedBlocks: what a block service serves of what a producer holds.
 
+Nothing of a scope that seals: what is served over HTTP is in clear (decision 17).
+
 Only raw tracks have the sections of a container (KVSP Section 4), K and V apart or together. A
 layer is there as soon as it is published, whether the publication is finished or not. Nothing is
 copied.
@@ -31,10 +33,12 @@ class PublishedBlocks:
         """See :class:`~kvcs.kvsp.http.holder.BlockHolder`."""
         best: _PublishedBlock | None = None
         for held in reversed(self._answers.publications):
-            if (held.name.scope_id, held.name.compatibility_id) != (
-                name.scope_id,
-                name.compatibility_id,
-            ) or publication not in (None, held.name.publication_id):
+            if (
+                held.is_sealed
+                or (held.name.scope_id, held.name.compatibility_id)
+                != (name.scope_id, name.compatibility_id)
+                or publication not in (None, held.name.publication_id)
+            ):
                 continue
             block = _block_of(held, name.block_key)
             if block is not None and (best is None or block.layers > best.layers):

@@ -36,7 +36,7 @@ class SessionConfig:
     max_requests: int = 4096
     """Requests of the peer alive at once; one more is answered EXCESSIVE_LOAD."""
 
-    max_object_octets: int = 64 * 1024 * 1024 + 4096
+    max_object_octets: int = 66 * 1024 * 1024 + 4096
     """Largest Object received; a longer one costs its stream, not the session."""
 
     max_partial_octets: int = 256 * 1024 * 1024

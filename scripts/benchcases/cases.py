@@ -15,6 +15,7 @@ from benchcases import (
     losses,
     relayed,
     rivals,
+    sealed,
     speed,
     spread,
     stalls,
@@ -433,5 +434,6 @@ CASES: dict[str, Case] = {
         *stalls.CASES,
         *codecs.CASES,
         *depots.CASES,
+        *sealed.CASES,
     )
 }

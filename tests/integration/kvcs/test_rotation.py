@@ -14,6 +14,7 @@ from kvcs.kvsp.keys import ScopeKey
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.profile.signing import ProducerKey
 from kvcs.trust.producers import KnownProducer
+from kvcs.trust.scope import Protection, Scope
 from kvcs.trust.scopefile import add_producer, new_scope
 from moqt.aio import ServerTls
 from moqt.aio.tls import CertificateFiles
@@ -36,11 +37,14 @@ class Site:
     def __init__(self, folder: Path, certificates: CertificateFiles) -> None:
         self.certificates = certificates
         self.current, self.previous = folder / "current.toml", folder / "previous.toml"
-        self.keys = {path: new_scope(path, None).key for path in (self.current, self.previous)}
+        self.scopes = {
+            self.current: new_scope(self.current, Protection()),
+            self.previous: new_scope(self.previous, None),
+        }
         self.events: list[Event] = []
 
-    async def publish(self, key: ScopeKey, *, signed_by: ProducerKey | None = None) -> Producer:
-        producer = Producer(key, ProducerOptions(drain_s=0.0), producer_key=signed_by)
+    async def publish(self, scope: Scope, *, signed_by: ProducerKey | None = None) -> Producer:
+        producer = Producer(scope, ProducerOptions(drain_s=0.0), producer_key=signed_by)
         await producer.__aenter__()
         files = self.certificates
         self.address = await producer.listen(
@@ -77,7 +81,7 @@ def site(tmp_path: Path, certificates: CertificateFiles) -> Site:
 @pytest.mark.parametrize("where", ["current", "previous"])
 async def test_a_consumer_finds_what_is_published_in_either_scope(site: Site, where: str) -> None:
     published_in = getattr(site, where)
-    producer = await site.publish(site.keys[published_in])
+    producer = await site.publish(site.scopes[published_in])
     try:
         sink = await site.retrieve(site.current, site.previous)
     finally:
@@ -92,7 +96,7 @@ async def test_a_consumer_finds_what_is_published_in_either_scope(site: Site, wh
 
 
 async def test_what_is_in_neither_is_told_once_in_time(site: Site) -> None:
-    producer = await site.publish(ScopeKey.generate())
+    producer = await site.publish(Scope(ScopeKey.generate()))
     began = time.monotonic()
     try:
         with pytest.raises(NotFound):
@@ -109,7 +113,7 @@ async def test_a_producer_whose_key_is_listed_is_believed_until_its_date(site: S
     add_producer(site.current, KnownProducer(old.public_key, not_after=1.0))
     add_producer(site.current, KnownProducer(new.public_key, not_before=2.0))
     for key, is_believed in ((new, True), (old, False), (None, False)):
-        producer = await site.publish(site.keys[site.current], signed_by=key)
+        producer = await site.publish(site.scopes[site.current], signed_by=key)
         try:
             if is_believed:
                 assert_same_cache(await site.retrieve(site.current))

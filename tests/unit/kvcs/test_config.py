@@ -11,13 +11,14 @@ from kvcs.config import (
     CommonSettings,
     ConsumerSettings,
     ProducerSettings,
+    StoreSettings,
     add_settings,
     origins_of,
     settings_from,
 )
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
-from kvcs.trust.scope import Protection
+from kvcs.trust.scope import Protection, Scope, Suite
 from kvcs.trust.scopefile import new_scope
 
 S = TypeVar("S", bound=CommonSettings)
@@ -277,6 +278,38 @@ def test_a_scope_key_that_cannot_be_used_is_refused_without_showing_it(
     assert "secret!" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("flags", "protection"),
+    [
+        ([], None),
+        (["--sealing", "clear"], None),
+        (["--sealing", "sealed"], Protection()),
+        (
+            ["--sealing", "sealed", "--suite", "aes-256-gcm", "--padding", "bucket"],
+            Protection(Suite.AES_256_GCM_SHA512_128, "bucket"),
+        ),
+    ],
+)
+def test_a_scope_is_sealed_if_that_is_said(flags: list[str], protection: Protection | None) -> None:
+    env = {"KVCS_SCOPE_KEY": SECRET}
+    for cls in (ProducerSettings, ConsumerSettings, StoreSettings):
+        scope = read(cls, "--connect", RELAY, *flags, env=env).load_scope()
+        assert scope == Scope(ScopeKey(bytes.fromhex(SECRET)), protection)
+
+
+@pytest.mark.parametrize("flags", [["--suite", "aes-256-gcm"], ["--padding", "none"]])
+@pytest.mark.parametrize("clear", [[], ["--sealing", "clear"]])
+def test_how_objects_are_sealed_is_not_said_where_they_are_not(
+    flags: list[str], clear: list[str]
+) -> None:
+    settings = read(
+        ProducerSettings, "--connect", RELAY, *clear, *flags, env={"KVCS_SCOPE_KEY": SECRET}
+    )
+
+    with pytest.raises(ConfigError, match=f"{flags[0][2:]} is '{flags[1]}', expected sealing"):
+        settings.load_scope()
+
+
 def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "kvcs.toml").write_text("scope_key = 123456789")
 
@@ -316,6 +349,28 @@ def test_a_scope_is_told_in_one_way_and_once(tmp_path: Path) -> None:
         settings = read(ProducerSettings, *told, *more, env=env)
         with pytest.raises(ConfigError, match=complaint):
             settings.load_scope()
+
+
+@pytest.mark.parametrize(
+    ("protection", "flags", "says"),
+    [
+        (Protection(), ["--sealing", "clear"], "sealing is 'clear', but scope file .* 'sealed'"),
+        (None, ["--sealing", "sealed"], "sealing is 'sealed', but scope file .* says 'clear'"),
+        (None, ["--suite", "aes-128-gcm"], "suite is 'aes-128-gcm', but .* sealing is clear"),
+        (Protection(), ["--suite", "aes-256-gcm"], "but scope file .* says 'aes-128-gcm'"),
+        (Protection(), ["--padding", "none"], "padding is 'none', but scope file .* says 'auto'"),
+    ],
+)
+def test_settings_beat_no_scope_file_and_a_contradiction_is_told(
+    protection: Protection | None, flags: list[str], says: str, tmp_path: Path
+) -> None:
+    made = new_scope(tmp_path / "scope.toml", protection)
+    told = ["--connect", RELAY, "--scope-file", str(tmp_path / "scope.toml")]
+
+    with pytest.raises(ConfigError, match=says):
+        read(ProducerSettings, *told, *flags).load_scope()
+    agreeing = ["--sealing", "clear" if protection is None else "sealed"]
+    assert read(ProducerSettings, *told, *agreeing).load_scope() == made
 
 
 def test_clients_are_named_only_where_their_cas_are(tmp_path: Path) -> None:

@@ -132,6 +132,9 @@ def test_what_is_shown_and_who_is_believed_is_told(site: Site) -> None:
 
 def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
     other = make_certificates(site.folder / "other")
+    tokens = site.folder / "tokens"
+    tokens.write_text(f"{'00' * 32} read {'t' * 40}")
+    tokens.chmod(0o600)
     nobody = new_scope(site.folder / "nobody.toml", Protection())
     assert nobody.producers == ()
     stranger = ProducerKey.generate()
@@ -168,6 +171,10 @@ def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
             StoreSettings(**site.listening(scope_file=(site.scope, Path("nobody.toml")))),
             "2 scopes, expected one",
         ),
+        "in clear": (
+            site.producing(http_listen="127.0.0.1:1", tokens_file=tokens),
+            "blocks go over HTTP in clear and the scope is sealed",
+        ),
         "an engine that cannot": (site.producing(engine="picoquic"), "picoquic"),
         "tokens": (
             IndexSettings(
@@ -184,7 +191,7 @@ def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
 CASES = (
     "another key", "expired", "no file", "no CA", "no scope", "open file", "no signature",
     "not listed", "too late", "nobody is believed", "a client without a name",
-    "two scopes of a store", "an engine that cannot", "tokens",
+    "two scopes of a store", "an engine that cannot", "tokens", "in clear",
 )  # fmt: skip
 
 
