@@ -202,6 +202,11 @@ class MoqtConnection:
         """Address and UDP port of the peer."""
         return self._transport.peer_address
 
+    @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+        return self._transport.client_certificate
+
     def stats(self) -> TransportStats:
         """Return the figures of the QUIC connection at the moment."""
         return self._transport.stats()
@@ -576,7 +581,7 @@ class MoqtConnection:
                 SessionErrorCode.PROTOCOL_VIOLATION, "the DATAGRAM extension was not negotiated"
             )
             return
-        self.session.start(address=self.peer_address[0])
+        self.session.start(address=self.peer_address[0], certificate=self.client_certificate)
 
     def stream_data_received(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Hand octets of a stream to the session (called by the engine)."""
