@@ -74,6 +74,8 @@ class LogEvent(StrEnum):
     HTTP_CUT = "answer cut off"
     TOKENS_TAKEN = "tokens taken"
     TOKENS_REFUSED = "tokens refused"
+    ISSUERS_TAKEN = "issuers taken"
+    ISSUERS_REFUSED = "issuers refused"
     INDEX_LOST = "index does not answer"
     INDEX_BACK = "index answers again"
     HOLDER_REFUSED = "index does not take a holder"
