@@ -74,6 +74,8 @@ class LogEvent(StrEnum):
     HTTP_LISTENING = "listening over http"
     HTTP_BROKEN = "request failed by a mistake of ours"
     HTTP_CUT = "answer cut off"
+    TOKEN_REFUSED = "token file not usable"
+    OPEN_TO_EVERYBODY = "anybody may do everything here"
     TOKENS_TAKEN = "tokens taken"
     TOKENS_REFUSED = "tokens refused"
     ISSUERS_TAKEN = "issuers taken"

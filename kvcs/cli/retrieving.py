@@ -27,7 +27,7 @@ from kvcs.consumer.trust import Expectations
 from kvcs.errors import ConfigError, NotFound
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.lifecycle import cancelled_by_sigterm
-from kvcs.link import client_tls, quic_settings
+from kvcs.link import client_config, client_tls, quic_settings
 from kvcs.profile.manifest import DEFAULT_LIMITS
 from kvcs.profile.naming import PublicationName
 from kvcs.store.shared import SharedArraySink
@@ -255,8 +255,11 @@ async def _retrieve_in(
     tell: Callable[[Event, Retrieval], None],
     publication: PublicationName | None,
 ) -> None:
+    config = client_config(settings)
     connections = [
-        ConnectionSpec(uri=uri, tls=client_tls(settings), quic=quic_settings(settings))
+        ConnectionSpec(
+            uri=uri, tls=client_tls(settings), quic=quic_settings(settings), config=config
+        )
         for uri in settings.connect
     ]
     index = index_client(settings, expected.scope_key.scope_id)
