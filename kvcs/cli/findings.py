@@ -15,12 +15,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
+from kvcs.cli.authorizing import policy_files
 from kvcs.cli.scopes import believed
 from kvcs.config import (
+    Access,
     CommonSettings,
     ConsumerSettings,
     IndexedSettings,
     IndexSettings,
+    ListeningSettings,
     ProducerSettings,
     RelaySettings,
     ScopedSettings,
@@ -31,8 +34,11 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.http.tokens import TokenFile, read_token
 from kvcs.link import client_tls, quic_settings, server_tls
 from kvcs.profile.naming import short_hex
+from kvcs.trust.authority import TokenAuthority
+from kvcs.trust.issuers import shown_kid
 from kvcs.trust.producers import KnownProducer, check_listed
 from kvcs.trust.scope import SUITES, Scope
+from kvcs.trust.tokenfile import TokenFile as ClientToken
 from moqt.aio.tls import (
     Identity,
     TlsSettingsError,
@@ -78,7 +84,10 @@ def findings_of(settings: CommonSettings, now: float) -> list[Finding]:
     """
     return [
         finding
-        for look in (_own_certificate, _clients, _peers, _client_certificate, _scopes, _services)
+        for look in (
+            *(_own_certificate, _clients, _access, _peers, _client_certificate, _token),
+            *(_scopes, _services),
+        )
         for finding in look(settings, now)
     ]
 
@@ -150,8 +159,6 @@ def _clients(settings: CommonSettings, now: float) -> Iterator[Finding]:
     if not isinstance(settings, Listening) or not _listens(settings):
         return
     if settings.client_ca_file is None:
-        if not isinstance(settings, IndexSettings):  # which asks for tokens in any case
-            yield Finding("clients", State.OPEN, "nobody is asked for a certificate")
         return
     verifier, wrong = _tried(lambda: load_client_verifier(server_tls(settings)))
     if verifier is None:
@@ -159,6 +166,60 @@ def _clients(settings: CommonSettings, now: float) -> Iterator[Finding]:
         return
     who = ", ".join(verifier.names) or "whomever they vouch for"
     yield Finding("clients", State.OK, f"with a certificate of {settings.client_ca_file}: {who}")
+
+
+def _access(settings: CommonSettings, now: float) -> Iterator[Finding]:
+    """Say who may do what over MOQT."""
+    if not isinstance(settings, ListeningSettings):
+        return
+    match settings.access:
+        case Access.CERTIFIED:
+            text = "whoever has such a certificate may do everything: no token is asked for"
+            yield Finding("access", State.OK, text)
+        case Access.LOOPBACK:
+            text = "whoever is on this machine may do everything: no token is asked for"
+            yield Finding("access", State.OPEN, text)
+        case Access.EVERYBODY:
+            yield Finding("access", State.OPEN, f"anybody who reaches {settings.listen}")
+        case Access.AUTHORIZED:
+            yield from _policy(settings, now)
+
+
+def _policy(settings: ListeningSettings, now: float) -> Iterator[Finding]:
+    files = policy_files(settings)
+    assert files is not None, "that is how access was found"
+    policy, wrong = _tried(files.read)
+    if policy is None:
+        yield Finding("tokens", State.WRONG, wrong)
+        return
+    _, wrong = _tried(lambda: TokenAuthority(policy, settings.audience))
+    if wrong:
+        yield Finding("audience", State.WRONG, wrong)
+    elif settings.audience:
+        text = f"tokens must be for {' or '.join(settings.audience)}"
+        yield Finding("audience", State.OK, text)
+    live = 0
+    for one in policy.issuers.values():
+        if is_live := one.is_trusted_at(now):
+            live += 1
+        until = "" if one.not_after is None else f" until {_date(one.not_after)}"
+        text = f"of {one.issuer}, key {shown_kid(one.kid)}, are believed"
+        if not is_live:
+            yield Finding("tokens", State.NOTE, f"{text} no more")
+        elif one.not_after is not None and one.not_after - now < SOON_S:
+            yield Finding("tokens", State.NOTE, f"{text}{until}, which is soon")
+        else:
+            yield Finding("tokens", State.OK, f"{text}{until}")
+    for identity in policy.identities:
+        yield Finding("certificates", State.OK, f"those of {identity.uri} allow something")
+    if policy.identities and settings.client_ca_file is None:
+        text = "identities are listed, but nobody is asked for a certificate: set client_ca_file"
+        yield Finding("certificates", State.WRONG, text)
+    if not live and not policy.identities:
+        yield Finding("tokens", State.WRONG, "those of nobody are believed now")
+    revoked = policy.revocations
+    if count := len(revoked.token_ids) + len(revoked.kids):
+        yield Finding("tokens", State.OK, f"{count} tokens and keys are revoked")
 
 
 def _peers(settings: CommonSettings, now: float) -> Iterator[Finding]:
@@ -192,6 +253,18 @@ def _client_certificate(settings: CommonSettings, now: float) -> Iterator[Findin
         yield Finding("client certificate", State.WRONG, text)
     if settings.client_key_file is not None:
         yield from _file_mode("client key", settings.client_key_file)
+
+
+def _token(settings: CommonSettings, now: float) -> Iterator[Finding]:
+    if not isinstance(settings, Settings) or settings.token_file is None:
+        return
+    file = settings.token_file
+    held, wrong = _tried(lambda: ClientToken(file).read(now))
+    if held is None:
+        yield Finding("token", State.WRONG, wrong)
+    else:
+        text = f"{held.mark} is shown to whom we dial, until {_date(held.expires_at)}"
+        yield Finding("token", State.OK, text)
 
 
 # -- scopes --------------------------------------------------------------------------------------

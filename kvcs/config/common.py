@@ -120,6 +120,11 @@ class Settings(CommonSettings):
         default=10.0, gt=0, description="seconds until a request must be answered"
     )
 
+    @property
+    def issuers_in_scope(self) -> Path | None:
+        """The scope file whose issuers are believed; None: there is none, or it lists none."""
+        return None
+
     @model_validator(mode="after")
     def _check_client_certificate(self) -> "Settings":
         if (self.client_certificate_file is None) != (self.client_key_file is None):
@@ -168,6 +173,16 @@ class ScopedSettings(Settings):
         description="which sealed objects are made longer, so that lengths tell less: auto, the "
         "default, those of codecs whose lengths depend on content; none; or bucket, all",
     )
+
+    @property
+    def issuers_in_scope(self) -> Path | None:
+        """The scope file whose issuers are believed: the one published in, if it lists any."""
+        if not self.scope_file:
+            return None
+        try:
+            return self.scope_file[0] if read_scope(self.scope_file[0]).issuers else None
+        except ConfigError:
+            return None  # which is told when the scope is loaded
 
     def load_scope_key(self) -> ScopeKey:
         """Return the scope key.
@@ -328,11 +343,16 @@ class ListeningSettings(CertifiedSettings, Settings):
     )
 
     @property
+    def believed_issuers(self) -> Path | None:
+        """File with those whose tokens every request needs; None: no token is asked for."""
+        return self.issuers_file or self.issuers_in_scope
+
+    @property
     def access(self) -> Access:
         """Who may use what listens for MOQT."""
         return access(
             None if self.listen is None else self.listen.host,
-            asks_tokens=self.issuers_file is not None,
+            asks_tokens=self.believed_issuers is not None,
             asks_certificates=self.client_ca_file is not None,
         )
 
@@ -346,7 +366,7 @@ class ListeningSettings(CertifiedSettings, Settings):
 
     @model_validator(mode="after")
     def _check_access(self) -> "ListeningSettings":
-        if self.issuers_file is None:
+        if self.believed_issuers is None:
             for name in ("revocations_file", "audience"):
                 if getattr(self, name):
                     raise ValueError(f"issuers_file is not set, expected a file since {name} is")

@@ -36,12 +36,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import MIN_OCTETS, ScopeKey
 from kvcs.profile.signing import PublicKey, key_id
+from kvcs.trust.identities import Identity
 from kvcs.trust.issuers import (
+    Issuers,
     issuers_from,
     public_key_from_file,
     public_key_from_hex,
     read_secret_file,
 )
+from kvcs.trust.policy import PolicyFiles
 from kvcs.trust.producers import KnownProducer
 from kvcs.trust.scope import SUITES, Padding, Protection, Scope
 
@@ -68,6 +71,13 @@ def read_scope(path: str | Path) -> Scope:
     if scope is None:
         raise ConfigError(wrong)
     return scope
+
+
+class ScopePolicy(PolicyFiles):
+    """What an endpoint believes, of whom a scope file lists the issuers."""
+
+    def _read_believed(self, file: Path) -> tuple[Issuers, tuple[Identity, ...]]:
+        return read_scope(file).issuers, ()
 
 
 def new_scope(path: str | Path, protection: Protection | None) -> Scope:

@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,12 @@ from kvcs.kvsp.http.tokens import TokenFile, read_token
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.signing import ProducerKey
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.keyfiles import private_key_from_file
 from kvcs.trust.scopefile import new_scope, read_scope
+from kvcs.trust.tokenfile import TokenFile as ClientToken
+from kvcs.trust.tokenfile import token_to_text
 from moqt.aio.tls import ServerTls, TlsSettingsError, load_identity, make_certificates
+from tests.issuing import Issuer
 
 SECRET = bytes(range(64, 96))
 RELAY = "moqt://relay.example:4443"
@@ -164,6 +169,36 @@ def test_a_file_of_tokens_that_cannot_be_used_shows_nothing(case: str, tmp_path:
         with pytest.raises(ConfigError) as caught:
             read(tmp_path / "tokens")
         assert_in_no_text((TOKEN,), texts_of(caught.value))
+
+
+@pytest.mark.parametrize("case", ["cut", "expired", "others may read it"])
+def test_an_authorization_token_that_cannot_be_used_shows_nothing(
+    case: str, tmp_path: Path
+) -> None:
+    token = Issuer().issue(lives_s=-100.0 if case == "expired" else 600.0)
+    path = tmp_path / "token"
+    path.write_text(token_to_text(token)[: 40 if case == "cut" else None])
+    path.chmod(0o644 if case.startswith("others") else 0o600)
+
+    with pytest.raises(ConfigError) as caught:
+        ClientToken(path).read(time.time())
+    assert_in_no_text(
+        (token_to_text(token)[:40], repr(token[:40])[2:-1], token[:40].hex()),
+        texts_of(caught.value),
+    )
+
+
+@pytest.mark.parametrize("change", [lambda pem: pem[:-20], lambda pem: b"\0" + pem[:60]])
+def test_the_key_of_an_issuer_that_cannot_be_used_shows_nothing(
+    change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    pem = ProducerKey.generate().private_pem()
+    (tmp_path / "issuer.key").touch(mode=0o600)
+    (tmp_path / "issuer.key").write_bytes(change(pem))
+
+    with pytest.raises(ConfigError) as caught:
+        private_key_from_file(tmp_path / "issuer.key")
+    assert_in_no_text((pem.decode().splitlines()[1][:20],), texts_of(caught.value))
 
 
 def test_a_producer_key_that_cannot_be_used_shows_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ from moqt.aio.tls import make_certificates
 from tests.pki import CLIENT, NOW, SERVER, Ca, dns, pem, uri
 
 RELAY = "moqt://relay.example:4443"
+#: RFC 8032 Section 7.1, test 1.
+PUBLIC = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+IDENTITIES = f"""[[identities]]
+uri = "spiffe://kvcs.example/decode/*"
+role = "consumer"
+scopes = ["{"00" * 32}"]
+"""
 Lines = list[tuple[str, str, str]]
 
 
@@ -127,7 +134,32 @@ def test_what_is_shown_and_who_is_believed_is_told(site: Site) -> None:
     assert any("which the scope lists" in text for text in told)
 
 
+@pytest.mark.parametrize("where", ["issuers file", "scope file"])
+def test_whose_tokens_are_believed_and_for_whom_they_must_be_is_told(
+    site: Site, where: str
+) -> None:
+    names: dict[str, Any] = {"audience": ("moqt://relay.example:4433",)}
+    if where == "issuers file":
+        names["issuers_file"] = issuers(site)
+    else:
+        with site.scope.open("a") as file:
+            file.write(f'[[issuers]]\nissuer = "cluster.example"\npublic_key = "{PUBLIC}"\n')
+    lines = looked(site.producing(**names))
+
+    assert {state for state, *_ in lines} == {"ok"}, lines
+    told = of_state(lines, State.OK)
+    assert any("tokens: of cluster.example, key " in text for text in told)
+    assert "audience: tokens must be for moqt://relay.example:4433" in told
+
+
 # -- what is wrong -------------------------------------------------------------------------------
+
+
+def issuers(site: Site, more: str = "") -> Path:
+    """Write a file of issuers."""
+    file = site.folder / f"issuers-{len(more)}.toml"
+    file.write_text(f'[[issuers]]\nissuer = "cluster.example"\npublic_key = "{PUBLIC}"\n{more}')
+    return file
 
 
 def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
@@ -175,6 +207,25 @@ def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
             site.producing(http_listen="127.0.0.1:1", tokens_file=tokens),
             "blocks go over HTTP in clear and the scope is sealed",
         ),
+        "no audience": (
+            RelaySettings(**site.listening(issuers_file=issuers(site))),
+            "audience: issuers without an audience",
+        ),
+        "issuers that are none": (
+            RelaySettings(**site.listening(issuers_file=Path("none.toml"))),
+            "issuers file none.toml: No such file",
+        ),
+        "nobody asks for their certificates": (
+            RelaySettings(
+                **site.listening(
+                    issuers_file=issuers(site, IDENTITIES),
+                    client_ca_file=None,
+                    audience=("moqt://relay.example:4433",),
+                )
+            ),
+            "nobody is asked for a certificate: set client_ca_file",
+        ),
+        "a token that is none": (site.consuming(token_file=tokens), "token file"),
         "an engine that cannot": (site.producing(engine="picoquic"), "picoquic"),
         "tokens": (
             IndexSettings(
@@ -191,7 +242,8 @@ def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
 CASES = (
     "another key", "expired", "no file", "no CA", "no scope", "open file", "no signature",
     "not listed", "too late", "nobody is believed", "a client without a name",
-    "two scopes of a store", "an engine that cannot", "tokens", "in clear",
+    "two scopes of a store", "an engine that cannot", "tokens", "in clear", "no audience",
+    "issuers that are none", "nobody asks for their certificates", "a token that is none",
 )  # fmt: skip
 
 
@@ -216,10 +268,12 @@ def test_whatever_is_open_is_told(site: Site) -> None:
 
     told = looked(site.producing(client_ca_file=None, scope_file=(clear,), producer_key_file=None))
     told += looked(site.consuming(scope_file=(clear,), insecure_skip_verify=True))
-    told += looked(RelaySettings(**site.listening(client_ca_file=None)))
+    everywhere = site.listening(client_ca_file=None, listen="0.0.0.0:4443", insecure_open=True)
+    told += looked(RelaySettings(**everywhere))
     texts = of_state(told, State.OPEN)
     for says in (
-        "clients: nobody is asked for a certificate",
+        "access: whoever is on this machine may do everything: no token is asked for",
+        "access: anybody who reaches 0.0.0.0:4443",
         "in clear: relays can read its objects",
         "lists no producers: who has the key can publish",
         "producer key: manifests are not signed",
@@ -272,7 +326,7 @@ def test_the_command_reads_the_settings_of_the_other_one(
     }  # fmt: skip
     assert {line["state"] for line in found} == {"ok"}
     assert main(["check", "relay"]) == 0
-    assert "open  clients: nobody is asked" in capsys.readouterr().out
+    assert "open  access: whoever is on this machine" in capsys.readouterr().out
     assert main(["check", "relay", "--strict"]) == 2
 
 
