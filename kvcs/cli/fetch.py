@@ -31,7 +31,7 @@ wanted. Every object is verified. What is not there is told line by line, and th
 then; no file is written.
 
   kvcs fetch prompt.json --layers 8-15 --blocks 10 --connect moqt://127.0.0.1:4443/ \\
-      --ca-file ca.pem --scope-key-file scope.key --out part.safetensors
+      --ca-file ca.pem --scope-file scope.toml --out part.safetensors
   kvcs fetch descriptor.json --publication kvcs-1/HEX/HEX/HEX/HEX --segment 1 ...
 
 PROMPT is a JSON file with the members "descriptor" and "tokens"; with --publication the tokens

@@ -70,8 +70,8 @@ EXIT_BROKEN_PIPE = 141
 
 _EPILOG = """\
 A first look, with nothing but this machine:
-  kvcs keys --new scope.key                make a scope key
-  kvcs keys --scope-key-file scope.key CACHE.json
+  kvcs keys new-scope scope.toml           make a scope: a key, and that objects are sealed
+  kvcs keys --scope-file scope.toml CACHE.json
                                            the identifiers of a descriptor and its tokens
   kvcs token --help                        who may do what, and how to say so
   kvcs show FILE                           explain an object, a manifest, a descriptor, a name

@@ -33,7 +33,7 @@ connect here (--listen), or through relays (--connect). On the first signal, ses
 those who connect from then on.
 
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
-      --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
+      --certificate-file cert.pem --key-file key.pem --scope-file scope.toml
   kvcs produce --synthetic llama-3.1-8b --tokens 4096 --layer-interval-ms 40 --listen ...
 
 With --http, blocks are served over HTTPS as well, to who has a token of --tokens-file. With

@@ -35,7 +35,7 @@ is sent.
   kvcs store /srv/kvcs --connect moqt://relay:4443/ --budget-octets 200GiB \\
       --listen 0.0.0.0:4444 --certificate-file cert.pem --key-file key.pem \\
       --issuers-file issuers.toml --audience moqt://store:4444 \\
-      --token-file store.token --scope-key-file scope.key
+      --token-file store.token --scope-file scope.toml
   kvcs store --list /srv/kvcs
 
 When the budget is used up, whole publications go, the least recently used first, none that is being
