@@ -8,10 +8,12 @@ import structlog
 from kvcs.config import Access, ListeningSettings
 from kvcs.telemetry import LogEvent
 from kvcs.trust.authority import TokenAuthority
+from kvcs.trust.certified import CertifiedAuthority
 from kvcs.trust.policy import Policy, PolicyFiles
 from kvcs.trust.scopefile import ScopePolicy
 from kvcs.trust.watching import PolicyKeeper
 from moqt.aio import ServerTls
+from moqt.authority import Authority
 
 log = structlog.get_logger("kvcs")
 
@@ -51,7 +53,7 @@ class Authorizing:
     """
 
     def __init__(self, settings: ListeningSettings, ask_again: Callable[[], None]) -> None:
-        self.authority: TokenAuthority | None = None
+        self.authority: Authority | None = None
         self._keeper: PolicyKeeper | None = None
         files = policy_files(settings)
         if files is not None:
@@ -59,6 +61,8 @@ class Authorizing:
             authority.on_change = ask_again
             self.authority = authority
             self._keeper = PolicyKeeper(files, authority)
+        elif settings.access is Access.CERTIFIED:
+            self.authority = CertifiedAuthority()
         if settings.access is Access.EVERYBODY:
             log.warning(LogEvent.OPEN_TO_EVERYBODY, listen=str(settings.listen))
 

@@ -14,6 +14,7 @@ from kvcs.trust.tokens import CAT_TOKEN_TYPE
 from moqt.authority import Action, Bearer, Denial, Denied, Granted
 from moqt.wire.token import AuthorizationToken
 from tests.issuing import AUDIENCE, Issuer
+from tests.pki import Ca, der, uri
 
 
 def table(issuer: Issuer) -> str:
@@ -80,6 +81,21 @@ def test_a_scope_file_that_changed_is_noticed(scope_file: Path) -> None:
     scope_file.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644, expected 0600"):
         files.read()
+
+
+def test_where_certificates_are_asked_for_and_no_tokens_they_say_who_it_is(
+    scope_file: Path,
+) -> None:
+    ca = Ca()
+    found = settings(scope_file, audience=(), client_ca_file=Path("clients.pem"))
+    authority = Authorizing(found, lambda: None).authority
+
+    assert found.access is Access.CERTIFIED
+    assert authority is not None
+    shown = Bearer(certificate=der(ca.issue(uri("spiffe://kvcs.example/decode/7"))))
+    granted = authority.decide(Action.CLIENT_SETUP, None, None, shown, NOW)
+    assert isinstance(granted, Granted)
+    assert granted.who == "spiffe://kvcs.example/decode/7"
 
 
 def test_a_scope_file_that_lists_no_issuers_asks_for_no_tokens(scope_file: Path) -> None:
