@@ -282,9 +282,6 @@ def _scopes(settings: CommonSettings, now: float) -> Iterator[Finding]:
     if isinstance(settings, StoreSettings) and len(scopes) > 1:
         yield Finding("scope", State.WRONG, f"{len(scopes)} scopes, expected one of a store")
     if isinstance(settings, ProducerSettings):
-        if settings.http_listen is not None and scopes[0].protection is not None:
-            text = "http_listen is set, but blocks go over HTTP in clear and the scope is sealed"
-            yield Finding("blocks over HTTP", State.WRONG, text)
         yield from _producer_key(settings, scopes[0], now)
     if isinstance(settings, ConsumerSettings | StoreSettings):
         for scope in scopes:
@@ -357,8 +354,10 @@ def _whose_manifests(settings: ConsumerSettings | StoreSettings, scope: Scope) -
 
 
 def _services(settings: CommonSettings, now: float) -> Iterator[Finding]:
-    if isinstance(settings, IndexSettings | ProducerSettings) and settings.tokens_file is not None:
+    tokens_file = None
+    if isinstance(settings, IndexSettings | ProducerSettings | StoreSettings):
         tokens_file = settings.tokens_file
+    if tokens_file is not None:
         tokens, wrong = _tried(lambda: TokenFile.read(tokens_file))
         if tokens is None:
             yield Finding("tokens over HTTP", State.WRONG, wrong)
@@ -382,8 +381,9 @@ def _services(settings: CommonSettings, now: float) -> Iterator[Finding]:
 
 
 def _listens(settings: Listening) -> bool:
-    over_http = isinstance(settings, ProducerSettings) and settings.http_listen is not None
-    return settings.listen is not None or over_http
+    if isinstance(settings, ProducerSettings | StoreSettings) and settings.http_listen is not None:
+        return True
+    return settings.listen is not None
 
 
 def _tried(read: Callable[[], T]) -> tuple[T | None, str]:

@@ -129,7 +129,7 @@ async def run(args: Namespace) -> int:
     check_listed(scope.producers, producer_key, time.time())
     producer = Producer(scope, ProducerOptions.of(settings), producer_key=producer_key)
     authorizing, config = Authorizing(settings, producer.ask_again), client_config(settings)
-    over_http = OverHttp(producer, settings)
+    over_http = OverHttp.of_producer(producer, settings)
     output = Output(as_json=args.json)
 
     async def serve(stopping: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ What is asked for, and what is believed, is decided by :mod:`kvcs.consumer.secti
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import structlog
 
@@ -81,7 +82,9 @@ async def _bring(
 ) -> None:
     name, patience_s = assembler.publication, job.settings.request_timeout_s
     layout = Layout.of(job.expected.descriptor)
-    sections = source.sections(name.scope_id, name.compatibility_id, tuple(wanted), layout)
+    sections = source.sections(
+        name.scope_id, name.compatibility_id, tuple(wanted), layout, name.publication_id
+    )
     async with aclosing(sections) as found:
         while True:
             async with asyncio.timeout(patience_s):
@@ -103,7 +106,9 @@ async def _bring(
 async def _checked(
     section: Section, places: Sequence[Place], assembler: Assembler, job: Job
 ) -> list[Found | tuple[Place, BadObject]]:
-    if len(section.k) + len(section.v) < job.settings.large_octets:
-        return check_section(section, places, assembler)
+    sealed = () if section.sealed is None else section.sealed.objects
+    if sum(map(len, (section.k, section.v, *sealed))) < job.settings.large_octets:
+        return check_section(section, places, assembler, job.expected)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(job.pool, check_section, section, places, assembler)
+    check = partial(check_section, section, places, assembler, job.expected)
+    return await loop.run_in_executor(job.pool, check)

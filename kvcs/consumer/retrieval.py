@@ -136,7 +136,6 @@ class Retrieval:
 
     Raises:
         ConfigError: If the arguments do not fit each other, or a file of ``tls`` cannot be used.
-            Block services do not fit a scope that seals: what they send is in clear.
     """
 
     def __init__(
@@ -176,10 +175,6 @@ class Retrieval:
                 raise ConfigError(f"{type(sink).__name__} cannot be shared with other processes")
             if codecs is not None:
                 raise ConfigError("codecs of one's own cannot be had in other processes")
-        if blocks and expected.protection is not None:
-            raise ConfigError(
-                f"{blocks[0].name}: block services send what is in clear, and the scope is sealed"
-            )
         if not connections:
             raise ConfigError("no relay and no producer to retrieve from")
         for spec in connections:

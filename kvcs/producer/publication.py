@@ -36,7 +36,7 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import block_keys_sha256
 from kvcs.kvsp.layout import Component, Layout, Octets
 from kvcs.kvsp.standard import standard_codecs
-from kvcs.producer.sealed import object_octets, sealed_payloads, seals_of
+from kvcs.producer.sealed import LayerSealer, object_octets, seals_of
 from kvcs.profile.ending import abandoned
 from kvcs.profile.manifest import CodecEntry, Manifest, SegmentEntry
 from kvcs.profile.naming import (
@@ -48,7 +48,7 @@ from kvcs.profile.naming import (
     PublicationName,
     publisher_priority,
 )
-from kvcs.profile.payload import MAX_DATA_OCTETS, Block
+from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
 from kvcs.profile.signing import ProducerKey, sign_manifest
 from kvcs.trust.sealing import PROPERTIES, SealedTrack, Sealing
 from moqt.codepoints import ObjectStatus, PublishDoneCode
@@ -159,8 +159,9 @@ class CopiedLayer:
         digests: list[bytes] = []
         # Slices of one view: an array for each Object would hold as much again as its header.
         octets: memoryview = self.store.reshape(-1).data.toreadonly()
-        for index in range(segment.blocks):
-            data = self._data(track, index, octets)
+        encoded = [self._data(track, index, octets) for index in range(segment.blocks)]
+        sealer = self._sealer(track, encoded)
+        for index, data in enumerate(encoded):
             block = Block(
                 component=track.component,
                 layer=self.layer,
@@ -170,12 +171,19 @@ class CopiedLayer:
                 codec=codec.value,
                 data=data,
             )
-            objects.append((block.header(), data))
+            payload = block.header(), data
+            objects.append(payload if sealer is None else (sealer.add(payload),))
             digests.append(block.digest)
-        if (seal := segment.seals.get(track)) is not None:
-            padded = seal.pads(fixed_length=codec.fixed_length)
-            objects = sealed_payloads(seal, segment.layout, self.layer, objects, padded=padded)
         return PreparedTrack(track, tuple(objects), b"".join(digests))
+
+    def _sealer(self, track: DataTrack, encoded: Sequence[Payload]) -> LayerSealer | None:
+        """Return what seals the Objects with these Data; None: they go in clear."""
+        segment = self.segment
+        if (seal := segment.seals.get(track)) is None:
+            return None
+        padded = seal.pads(fixed_length=segment.codecs[track.codec].fixed_length)
+        octets = [HEADER_OCTETS + len(data) for data in encoded]
+        return LayerSealer(seal, segment.layout, self.layer, octets, padded=padded)
 
     def _data(self, track: DataTrack, index: int, octets: memoryview) -> Payload:
         layout = self.segment.layout

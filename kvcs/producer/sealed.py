@@ -56,24 +56,37 @@ def seals_of(
     return seals
 
 
-def sealed_payloads(
-    seal: SealedTrack,
-    layout: Layout,
-    layer: int,
-    payloads: Sequence[tuple[Payload, ...]],
-    *,
-    padded: bool,
-) -> list[tuple[Payload, ...]]:
-    """Seal the payloads of a layer in one track, all into one buffer. Safe in any thread."""
-    priority = publisher_priority(layer, layout.layers)
-    lengths = [sealed_octets(sum(map(len, parts)), padded=padded) for parts in payloads]
-    store: memoryview = np.empty(sum(lengths), np.uint8).data
-    octets = store.toreadonly()
-    sealed: list[tuple[Payload, ...]] = []
-    start = 0
-    for index, (parts, length) in enumerate(zip(payloads, lengths, strict=True)):
-        stop = start + length
-        seal.seal_into(Location(layer, index), priority, parts, store[start:stop], padded=padded)
-        sealed.append((octets[start:stop],))
-        start = stop
-    return sealed
+class LayerSealer:
+    """Seals the Objects of a layer in one track one after the other, all into one buffer.
+
+    Args:
+        seal: Of the track.
+        layout: Of the model.
+        layer: Which.
+        octets: Of the payload of each Object.
+        padded: Whether they are padded.
+    """
+
+    def __init__(
+        self, seal: SealedTrack, layout: Layout, layer: int, octets: Sequence[int], *, padded: bool
+    ) -> None:
+        self._seal = seal
+        self._layer = layer
+        self._priority = publisher_priority(layer, layout.layers)
+        self._padded = padded
+        self._lengths = [sealed_octets(each, padded=padded) for each in octets]
+        self._store: memoryview = np.empty(sum(self._lengths), np.uint8).data
+        self._sealed = self._store.toreadonly()
+        self._index = self._start = 0
+
+    def add(self, payload: Sequence[Payload]) -> memoryview:
+        """Seal the payload of the next Object, in pieces; return it sealed.
+
+        Soon after it was hashed it is still in the cache of the processor.
+        """
+        start, stop = self._start, self._start + self._lengths[self._index]
+        at = Location(self._layer, self._index)
+        into = self._store[start:stop]
+        self._seal.seal_into(at, self._priority, payload, into, padded=self._padded)
+        self._index, self._start = self._index + 1, stop
+        return self._sealed[start:stop]

@@ -26,7 +26,7 @@ from moqt.wire.token import AuthorizationToken
 #: Verified tokens that are remembered, so that a request costs a digest and no signature.
 MAX_CACHED: Final = 4096
 #: Tokens of one request that are looked at; with more, none is.
-MAX_SHOWN: Final = 16
+MAX_SHOWN: Final = 8
 #: Seconds after which what runs is looked at again, if its token is to be checked again at all. The
 #: interval of the token is the longest that it allows; this one makes a revocation count at once.
 RECHECK_S: Final = 3.0

@@ -98,6 +98,7 @@ SHELL = (
     "kvcs.depot.gallery",
     "kvcs.depot.handler",
     "kvcs.depot.keeping",
+    "kvcs.depot.listing",
     "kvcs.depot.loading",
     "kvcs.cli",
     "kvcs.connectors",

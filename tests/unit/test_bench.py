@@ -22,7 +22,8 @@ CASES = [
     "memory", "soak-objects", "soak-publications", "slow-consumer", "spread", "relayed-1",
     "relayed-4", "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452",
     "steady-8900", "session", "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls",
-    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot",
+    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot", "first-layer-ways",
+    "sealed",
 ]  # fmt: skip
 
 #: What is promised of the speed. Each is measured five times, but for the last.
@@ -115,6 +116,30 @@ def test_an_unknown_case_is_refused_with_the_names_of_the_others() -> None:
 
     assert done.returncode == 2
     assert "goodput-8900" in done.stderr
+
+
+def test_the_ways_to_a_first_layer_are_told_in_one_table(part: Callable[[str], ModuleType]) -> None:
+    ways = part("ways")
+    times = {way: {"first_s": 0.0537, "all_s": 24.1182} for way in ways.WAYS}
+
+    assert ways.table([{"tokens": 2048, "mb": 47.2} | times]) == [
+        "tokens     MB            live s           fetch s            http s       recompute s",
+        "  2048   47.2      0.054 24.118      0.054 24.118      0.054 24.118      0.054 24.118",
+    ]
+
+
+def test_a_case_that_needs_a_model_says_why_it_cannot_be_had(
+    part: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways, figures, ends = part("ways"), part("figures"), part("ends")
+
+    def missing() -> str:
+        raise figures.Untold("no torch here")
+
+    monkeypatch.setattr(ways.ModelEnd, "python", staticmethod(missing))
+    case = part("cases").CASES["first-layer-ways"]
+    with ends.made_place() as place, pytest.raises(figures.Untold, match="no torch here"):
+        case.run(case, place, part("case").Options())
 
 
 @pytest.mark.network
@@ -268,6 +293,20 @@ def test_a_codec_is_held_against_none_over_a_link() -> None:
     assert figures["encoded"]["mb_crossed"] < 0.9 * figures["raw"]["mb_crossed"]
     assert figures["raw"]["mb_per_s"] < 25  # however fast the machine is
     assert found["ratios"]["vs_raw"] == figures["vs_raw_runs"][0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_what_is_sealed_is_held_against_the_same_in_clear() -> None:
+    run = bench("sealed", "--mb", "4", "--pairs", "1", limit_s=LIMIT_S)
+    found = result_of(run, missing=1)
+
+    figures = found["figures"]
+    # 20 octets on top of 68 and 32 KiB, and the manifests, which differ by as little.
+    assert 20 / 32836 < figures["added"] < 25 / 32836
+    assert found["ratios"]["vs_clear"] == figures["vs_clear_runs"][0] > 0
+    assert figures["sealed"]["consumer_cpu_s"] > 0
 
 
 def test_int8_leaves_an_octet_of_two_and_its_scales() -> None:

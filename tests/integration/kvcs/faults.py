@@ -133,12 +133,23 @@ def copied(
             if (name, layer) == lacks:
                 continue
             for subgroup in subgroups:
-                made = copy.open_subgroup(layer, 0, priority=0, holds_end_of_group=True)
+                made = copy.open_subgroup(
+                    layer,
+                    0,
+                    priority=subgroup.priority,
+                    holds_end_of_group=True,
+                    has_properties=subgroup.has_properties,
+                )
                 for obj in subgroup.objects:
                     payload = bytearray(b"".join(obj.parts))
                     if (name, layer, obj.object_id) == damaged:
                         payload[-1] ^= 1
-                    made.publish(obj.object_id, bytes(payload), status=obj.status)
+                    made.publish(
+                        obj.object_id,
+                        bytes(payload),
+                        status=obj.status,
+                        properties=obj.properties,
+                    )
                 made.close()
         copy.end()
     return Copy(one.name, tracks)
@@ -224,6 +235,8 @@ class Blocks:
 
     damages: frozenset[tuple[int, int]] = frozenset()
     asked: list[SectionKey] = field(default_factory=list)
+    publications: set[bytes] = field(default_factory=set)
+    """Whose Objects were missing."""
 
     async def sections(
         self,
@@ -231,11 +244,13 @@ class Blocks:
         compatibility_id: bytes,
         wanted: Sequence[SectionKey],
         layout: Layout,
+        publication_id: bytes,
     ) -> AsyncGenerator[Section, None]:
         expected = expectations()
         assert scope_id == expected.scope_key.scope_id
         assert compatibility_id == expected.scope_key.compatibility_id(COMPAT)
         self.asked += wanted
+        self.publications.add(publication_id)
         for key in wanted:
             if self.stalls:
                 await asyncio.Event().wait()

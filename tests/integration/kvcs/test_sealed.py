@@ -21,7 +21,7 @@ from kvcs.consumer.events import (
 from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, consume
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.trust import Expectations
-from kvcs.errors import ConfigError, Rejection
+from kvcs.errors import Rejection
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.producer.publication import Encoding, Publication
@@ -315,19 +315,6 @@ async def test_data_in_clear_under_a_sealed_manifest_is_not_used(
     assert isinstance(events[-1], Failed)
     assert sorted(ready(events)) == [1, 2, 3, 4, 5]
     assert {event.reason for event in of_kind(events, ObjectRejected)} == {Rejection.UNPROTECTED}
-
-
-def test_a_block_service_is_not_asked_in_a_scope_that_seals(
-    certificates: CertificateFiles,
-) -> None:
-    class Service:
-        name, deterministic = "https://blocks.example/", False
-
-    spec = ConnectionSpec(uri="moqt://127.0.0.1:9/", tls=ClientTls(ca_file=certificates.ca_file))
-    services: Any = [Service()]
-
-    with pytest.raises(ConfigError, match=r"https://blocks\.example/: .* in clear"):
-        consume(expectations(SEALED), [spec], ArraySink(), blocks=services)
 
 
 # -- what does not open is missing, and nobody learns of it --------------------------------------

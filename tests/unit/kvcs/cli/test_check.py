@@ -203,10 +203,6 @@ def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
             StoreSettings(**site.listening(scope_file=(site.scope, Path("nobody.toml")))),
             "2 scopes, expected one",
         ),
-        "in clear": (
-            site.producing(http_listen="127.0.0.1:1", tokens_file=tokens),
-            "blocks go over HTTP in clear and the scope is sealed",
-        ),
         "no audience": (
             RelaySettings(**site.listening(issuers_file=issuers(site))),
             "audience: issuers without an audience",
@@ -242,7 +238,7 @@ def spoilt(site: Site) -> dict[str, tuple[Any, str]]:
 CASES = (
     "another key", "expired", "no file", "no CA", "no scope", "open file", "no signature",
     "not listed", "too late", "nobody is believed", "a client without a name",
-    "two scopes of a store", "an engine that cannot", "tokens", "in clear", "no audience",
+    "two scopes of a store", "an engine that cannot", "tokens", "no audience",
     "issuers that are none", "nobody asks for their certificates", "a token that is none",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvcs.errors import ConfigError
+from kvcs.kvsp.http.holder import SealedBlock
 from kvcs.kvsp.http.names import BlockName
 from kvcs.producer import sealed as sealing_of_publications
 from kvcs.producer.answers import Answers
@@ -166,7 +167,7 @@ def test_a_segment_that_is_too_large_for_one_key_is_refused(
     started()  # in clear there is no such limit
 
 
-async def test_a_block_service_finds_nothing_of_it() -> None:
+async def test_a_block_service_has_it_sealed_and_nothing_in_clear() -> None:
     answers = Answers(SCOPE.scope_id)
     made = produced(sealing=sealing())
     answers.add(made)
@@ -174,7 +175,15 @@ async def test_a_block_service_finds_nothing_of_it() -> None:
         BlockName(SCOPE.scope_id, made.name.compatibility_id, key) for key in made.segments[0].keys
     ]
 
-    assert [await PublishedBlocks(answers).find(name, None) for name in names] == [None] * BLOCKS
+    for index, name in enumerate(names):
+        found = await PublishedBlocks(answers).find(name, None)
+        assert isinstance(found, SealedBlock)
+        assert await found.read(1) is None
+        sealed = await found.read_sealed(1)
+        assert sealed is not None
+        tracks = [made.tracks[track.name] for track in sealed.tracks]
+        published = [dict(enumerate(track.objects_of(1)))[index][1] for track in tracks]
+        assert sealed.objects == tuple(obj.parts[0] for obj in published)
 
 
 def test_a_sealed_object_goes_out_as_the_reference_shows() -> None:
