@@ -1,7 +1,7 @@
 """Store: a depot, whom it follows, and to whom it serves; the beginning and the end of it all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ from moqt.aio import (
     serve,
 )
 from moqt.aio.tls import check_client_tls
+from moqt.authority import Authority
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
 
@@ -114,7 +115,7 @@ class Store:
         scope: Scope | ScopeKey,
         options: StoreOptions | None = None,
         *,
-        trusted: dict[bytes, PublicKey] | None = None,
+        trusted: Mapping[bytes, PublicKey] | None = None,
         codecs: CodecRegistry | None = None,
         counters: Counters | None = None,
     ) -> None:
@@ -159,8 +160,11 @@ class Store:
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
+        authority: Authority | None = None,
     ) -> tuple[str, int]:
         """Accept sessions of consumers and relays.
+
+        ``authority`` is asked about each session and each request; None: everything is allowed.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -177,6 +181,7 @@ class Store:
                 quic=quic,
                 config=config,
                 on_connection=on_connection,
+                authority=authority,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
@@ -192,6 +197,11 @@ class Store:
         """
         for server in self._servers:
             server.identify(tls)
+
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
 
     def announce_at(
         self,
