@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 
+from kvcs.audit import auditing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
@@ -150,7 +151,8 @@ async def run(args: Namespace) -> int:
 
     listens = settings.listen is not None or settings.http_listen is not None
     renew = over_http.renewing(producer.identify)
-    with renewing_certificate(settings, renew) if listens else nullcontext():
+    renewing = renewing_certificate(settings, renew) if listens else nullcontext()
+    with auditing(settings.audit_file), renewing:
         # What is over HTTP is drained first, then the sessions.
         await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
     return 0

@@ -3,6 +3,7 @@
 import asyncio
 from argparse import ArgumentParser, Namespace
 
+from kvcs.audit import auditing
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import RelaySettings, add_settings, settings_from
@@ -82,6 +83,6 @@ async def run(args: Namespace) -> int:
             )
         output.tell("stopped")
 
-    with renewing_certificate(settings, relay.identify):
+    with auditing(settings.audit_file), renewing_certificate(settings, relay.identify):
         await run_until_stopped(serve, grace=settings.drain_s + 5.0)
     return 0

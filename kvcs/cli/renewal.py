@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, note
 from kvcs.config import IndexSettings, ProducerSettings, RelaySettings, StoreSettings
 from kvcs.lifecycle import on_hangup
 from kvcs.link import server_tls
@@ -33,8 +34,10 @@ def renewing_certificate(
             identify(tls)
         except TlsSettingsError as exc:
             log.warning(LogEvent.CERTIFICATE_REFUSED, error=str(exc))
+            note(AuditEvent.CERTIFICATE, Outcome.REFUSED, reason=str(exc))
         else:
             log.info(LogEvent.CERTIFICATE_TAKEN, file=str(tls.certificate_file))
+            note(AuditEvent.CERTIFICATE, Outcome.TAKEN, reason=str(tls.certificate_file))
 
     with on_hangup(renew):
         yield

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
 
+from kvcs.audit import auditing
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import StoreSettings, add_settings, settings_from
@@ -89,7 +90,8 @@ async def run(args: Namespace) -> int:
         output.tell("stopped", **{c.value: n for c, n in store.depot.counters.items() if n})
 
     listens = settings.listen is not None
-    with renewing_certificate(settings, store.identify) if listens else nullcontext():
+    renewing = renewing_certificate(settings, store.identify) if listens else nullcontext()
+    with auditing(settings.audit_file), renewing:
         await run_until_stopped(serve, grace=settings.drain_s + 5.0)
     return 0
 

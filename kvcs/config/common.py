@@ -167,6 +167,10 @@ class ListeningSettings(Settings):
         ge=0,
         description="seconds for sessions to end after SIGTERM before they are closed",
     )
+    audit_file: Path | None = Field(
+        default=None,
+        description="file that lines of audit are added to, as JSON (default: among the log lines)",
+    )
 
     @model_validator(mode="after")
     def _check_certificate(self) -> "ListeningSettings":
