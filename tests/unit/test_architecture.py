@@ -16,7 +16,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 #: Lowest floor first. A module imports from its own floor or from below, never upwards.
 FLOORS = (
-    ("moqt.codepoints", "moqt.errors", "moqt.names", "moqt.location", "moqt.values"),
+    ("moqt.codepoints", "moqt.errors", "moqt.names", "moqt.location", "moqt.values", "moqt.limits"),
     ("moqt.wire", "moqt.authority"),
     ("moqt.session",),
     ("moqt.aio",),
