@@ -17,6 +17,7 @@ from moqt.session.commands import (
 )
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import Event, RequestId
+from moqt.session.pace import Pace
 from moqt.session.sendqueue import OpenStreams
 from moqt.session.streams import StreamIds
 from moqt.session.tokens import TokenCache
@@ -82,6 +83,12 @@ class Context:
     open_streams: OpenStreams = field(init=False)
     """The data streams that we send on."""
 
+    pace: Pace = field(init=False)
+    """How fast the peer asks."""
+
+    now: float = 0.0
+    """The time, as it was told last."""
+
     ended: list[RequestId] = field(default_factory=list)
     """Requests that are over, for the session to forget."""
 
@@ -91,6 +98,7 @@ class Context:
     def __post_init__(self) -> None:
         self.tokens = TokenCache(self.config.max_auth_token_cache_octets)
         self.open_streams = OpenStreams(self.config.max_data_streams)
+        self.pace = Pace(self.config.max_requests_per_s)
 
     def emit(self, event: Event) -> None:
         """Tell the application."""

@@ -46,6 +46,7 @@ from moqt.session.events import (
     TrackStatusReceived,
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
+from moqt.session.halves import HalfMessages
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publisher import OwnPublication, PeerSubscription, Publisher
 from moqt.session.requests import (
@@ -132,6 +133,7 @@ class Session:
         self._opening: dict[StreamId, tuple[MessageBuffer, bool]] = {}
         self._discarded: set[StreamId] = set()  # requests that were not even looked at
         self._early_stops: dict[StreamId, int] = {}
+        self._half = HalfMessages(self._context, self._give_up_half)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -160,7 +162,19 @@ class Session:
         """Whether a stream of Objects may have something to send."""
         return not self._queue.is_idle
 
+    @property
+    def peer_requests(self) -> int:
+        """Requests of the peer that are alive."""
+        return sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values())
+
     # -- doors: what happened on the wire --------------------------------------------------------
+
+    def tell_time(self, now: float) -> None:
+        """Take note of the time ahead of what comes on request streams, which is counted by it.
+
+        :meth:`handle_timer` says it, too, but only after what came, and it may be long ago.
+        """
+        self._context.now = now
 
     def start(self) -> None:
         """Open the control stream and send SETUP. Once, when the connection is up."""
@@ -199,6 +213,7 @@ class Session:
         else:
             self._opening.pop(stream_id, None)
             self._discarded.discard(stream_id)
+        self._half.forget(stream_id)
 
     def receive_stop_sending(self, stream_id: StreamId, code: int) -> None:
         """The peer wants no more of a stream. The transport has reset it already."""
@@ -237,6 +252,7 @@ class Session:
         """Do what is due at ``now`` (seconds of any steady clock). Call it before each drain."""
         if self._terminated is not None:
             return
+        self._context.now = now
         for key in self._context.timers.expired(now):
             if self._terminated is not None:
                 return
@@ -806,6 +822,7 @@ class Session:
         request = self._by_stream.get(stream_id)
         if request is not None:
             request.receive(data, fin)
+            self._half.note(stream_id, request.half_octets)
             self._forget_stream(request)
             return
         if is_opened_by(stream_id, self.role):
@@ -820,11 +837,22 @@ class Session:
         if self._context.peer_setup is not None:
             self._open_peer_request(stream_id)
         elif self._too_much_waits():
-            del self._opening[stream_id]
-            if not fin:
-                self._discarded.add(stream_id)
-                self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
-            self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+            self._discard(stream_id)
+
+    def _discard(self, stream_id: StreamId) -> None:
+        """Give up a request stream whose first message has not been read."""
+        _, fin = self._opening.pop(stream_id)
+        if not fin:
+            self._discarded.add(stream_id)
+            self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+        self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+
+    def _give_up_half(self, stream_id: StreamId) -> None:
+        """Give up a request stream on which a message does not come to its end."""
+        if stream_id in self._opening:
+            self._discard(stream_id)
+        elif (request := self._by_stream.get(stream_id)) is not None and not request.over:
+            request.given_up(StreamErrorCode.EXCESSIVE_LOAD)
 
     def _too_much_waits(self) -> bool:
         """Whether the requests that came ahead of SETUP pass a limit."""
@@ -842,6 +870,8 @@ class Session:
                 buffer.finish()
                 del self._opening[stream_id]
                 self._context.reset(stream_id, StreamErrorCode.CANCELLED)
+            else:
+                self._half.note(stream_id, buffer.pending)
             return
         del self._opening[stream_id]
         if message.type not in REQUESTS:
@@ -851,6 +881,7 @@ class Session:
         if (stopped := self._early_stops.pop(stream_id, None)) is not None:
             request.stop_received(stopped)
         request.receive(b"", fin)
+        self._half.note(stream_id, request.half_octets)
         self._forget_stream(request)
 
     def _peer_request(self, stream_id: StreamId, message: Message) -> PeerRequest:
@@ -917,9 +948,13 @@ class Session:
                 raise ProtocolError(f"{message.type.name} opens a request stream")
         self._requests[request_id] = request
         self._by_stream[stream_id] = request
+        retry_ms = self._context.pace.request(self._context.now)
         refusal = self._refusal(request, message, parameters)
         if refusal is not None:
             request.reject(*refusal)
+        elif retry_ms is not None:
+            reason = f"more than {self.config.max_requests_per_s:g} requests a second"
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_ms=retry_ms)
         else:
             self._context.emit(event)
         return request
@@ -935,7 +970,7 @@ class Session:
         if self._control.goaway_sent:
             return RequestErrorCode.GOING_AWAY, ""
         limit = self.config.max_requests
-        if sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values()) > limit:
+        if len(self._requests) > limit and self.peer_requests > limit:
             return RequestErrorCode.EXCESSIVE_LOAD, f"{limit} requests are open"
         defect = filter_defect(parameters, self.config.max_filter_ranges)
         if defect is not None:

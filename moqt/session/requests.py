@@ -18,6 +18,9 @@ from moqt.wire.messages.base import Message
 from moqt.wire.messages.request import RequestError, RequestUpdate
 from moqt.wire.messages.setup import Goaway
 
+#: Request IDs remembered that came ahead of lower ones.
+_MAX_SKIPPED = 4096
+
 
 class RequestIds:
     """Hands out our Request IDs and checks the peer's."""
@@ -44,10 +47,19 @@ class RequestIds:
         if request_id < self._below or request_id in self._seen:
             raise InvalidRequestId(f"Request ID {request_id} used twice")
         self._seen.add(request_id)
+        self._move_on()
+        if len(self._seen) > _MAX_SKIPPED:
+            # Those in between were given up before they came, or will never be used. Whoever
+            # does use one of the lower half now uses it twice.
+            self._below = sorted(self._seen)[_MAX_SKIPPED // 2]
+            self._seen = {seen for seen in self._seen if seen >= self._below}
+            self._move_on()
+        return RequestId(request_id)
+
+    def _move_on(self) -> None:
         while self._below in self._seen:
             self._seen.remove(self._below)
             self._below += 2
-        return RequestId(request_id)
 
 
 class RequestStream:
@@ -69,6 +81,11 @@ class RequestStream:
         self._sent_fin = False
         self.got_fin = False
         self._got_goaway = False
+
+    @property
+    def half_octets(self) -> int:
+        """Octets of a message of the peer that is not whole yet."""
+        return 0 if self.over else self._buffer.pending
 
     # -- what happens on the wire ----------------------------------------------------------------
 
@@ -116,6 +133,12 @@ class RequestStream:
         """The peer gave the request up, in either direction."""
         raise NotImplementedError
 
+    def given_up(self, code: StreamErrorCode) -> None:
+        """Give it up because of how the peer behaves: as if the peer had."""
+        self.cancelled(code)
+        if not self.over:
+            self.abort(code)
+
     def timer_expired(self) -> None:
         """The timer kept under this request is due."""
 
@@ -124,6 +147,7 @@ class RequestStream:
     def admit_update(self, ids: RequestIds, message: RequestUpdate) -> tuple[RequestId, str | None]:
         """Take the Request ID and the tokens of an update; say what is wrong with the tokens."""
         update_id = ids.take(message.request_id)
+        self._context.pace.update(self._context.now)
         try:
             self._context.tokens.resolve(message.parameters.get(P.AUTHORIZATION_TOKEN, ()))
         except UnknownTokenAlias as exc:
