@@ -84,11 +84,13 @@ def quic_settings(settings: Settings) -> QuicSettings:
 
 
 def client_tls(settings: Settings) -> ClientTls:
-    """Return whom to believe when dialling."""
+    """Return whom to believe when dialling, and what to show to who asks."""
     return ClientTls(
         ca_file=settings.ca_file,
         verify=not settings.insecure_skip_verify,
         server_name=settings.server_name,
+        certificate_file=settings.client_certificate_file,
+        key_file=settings.client_key_file,
     )
 
 
@@ -103,4 +105,9 @@ def server_tls(
     if settings.certificate_file is None or settings.key_file is None:
         missing = "certificate_file" if settings.certificate_file is None else "key_file"
         raise ConfigError(f"{missing} is not set, expected a PEM file to listen with")
-    return ServerTls(settings.certificate_file, settings.key_file)
+    return ServerTls(
+        settings.certificate_file,
+        settings.key_file,
+        client_ca_file=settings.client_ca_file,
+        client_names=settings.client_names,
+    )

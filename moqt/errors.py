@@ -91,6 +91,20 @@ class AuthTokenCacheOverflow(ProtocolError):
     code = SessionErrorCode.AUTH_TOKEN_CACHE_OVERFLOW
 
 
+class UnknownAuthTokenAlias(ProtocolError):
+    """A SETUP uses a token alias that is not registered."""
+
+    code = SessionErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS
+
+
+class SetupRefused(ProtocolError):
+    """What the peer shows in its SETUP does not allow it a session. It broke no rule."""
+
+    def __init__(self, code: SessionErrorCode) -> None:
+        super().__init__("")
+        self.code = code
+
+
 class ObjectTooLarge(MoqtError):
     """An Object declares more octets than this side takes.
 

@@ -82,7 +82,7 @@ class OverHttp:
             yield
 
     def renewing(self, identify: Callable[[ServerTls], None]) -> Callable[[ServerTls], None]:
-        """Return what SIGHUP does: that, the same for HTTPS, and the tokens read again."""
+        """Return what reads files again: that, the same for HTTPS, and the tokens read again."""
 
         def renew(tls: ServerTls) -> None:
             if self._service is not None and self._settings.tokens_file is not None:
@@ -149,7 +149,12 @@ def block_clients(settings: ConsumerSettings) -> list[BlockClient]:
 
 def _tls(settings: IndexedSettings) -> ClientTls:
     # The name that a relay's certificate shows, if that is set, is not a service's.
-    return ClientTls(settings.ca_file, not settings.insecure_skip_verify)
+    return ClientTls(
+        settings.ca_file,
+        not settings.insecure_skip_verify,
+        certificate_file=settings.client_certificate_file,
+        key_file=settings.client_key_file,
+    )
 
 
 def _options(settings: IndexedSettings) -> ClientOptions:

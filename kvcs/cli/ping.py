@@ -2,6 +2,7 @@
 
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
 from kvcs.cli.output import Output
 from kvcs.config import Address, PingSettings, add_settings, settings_from
@@ -70,4 +71,5 @@ def target(uri: str | None, settings: PingSettings) -> tuple[str, ClientTls]:
     if settings.listen is None:
         raise ConfigError("whom to ask: expected moqt://HOST:PORT/PATH, or listen to be set")
     host, port = settings.listen
-    return f"moqt://{Address(_LOOPBACK.get(host, host), port)}/", ClientTls(verify=False)
+    here = f"moqt://{Address(_LOOPBACK.get(host, host), port)}/"
+    return here, replace(client_tls(settings), verify=False)

@@ -28,8 +28,8 @@ HELP = "publish a KV cache and serve it until stopped"
 DESCRIPTION = """\
 Publish one KV cache, layer by layer, and serve it until SIGINT or SIGTERM: to consumers that
 connect here (--listen), or through relays (--connect). On the first signal, sessions have
---drain-s seconds to end. On SIGHUP, certificate and key are read again, for those who connect from
-then on.
+--drain-s seconds to end. On SIGHUP, and when they change, certificate and key are read again, for
+those who connect from then on.
 
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
       --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
@@ -151,8 +151,8 @@ async def run(args: Namespace) -> int:
 
     listens = settings.listen is not None or settings.http_listen is not None
     renew = over_http.renewing(producer.identify)
-    renewing = renewing_certificate(settings, renew) if listens else nullcontext()
-    with auditing(settings.audit_file), renewing:
+    renewing = renewing_certificate(settings, renew, [settings.tokens_file])
+    with auditing(settings.audit_file), renewing if listens else nullcontext():
         # What is over HTTP is drained first, then the sessions.
         await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
     return 0

@@ -20,7 +20,8 @@ Listen for producers and consumers, and pass on what the ones publish to the oth
 each object comes once from its producer and goes to every consumer, also to those that come when
 the producer is gone, as long as it is kept. On SIGINT or SIGTERM, sessions are asked to leave, to
 --new-session-uri if that is set, and have --drain-s seconds to end; the second signal ends it at
-once. On SIGHUP, certificate and key are read again, for those who connect from then on.
+once. On SIGHUP, and when they change, certificate and key are read again, for those who connect
+from then on.
 
   kvcs relay --listen 0.0.0.0:4443 --certificate-file cert.pem --key-file key.pem
   kvcs produce cache.safetensors --connect moqt://relay:4443/ ...

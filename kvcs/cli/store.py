@@ -37,7 +37,8 @@ is sent.
 When the budget is used up, whole publications go, the least recently used first, none that is being
 read or written. One that its producer did not finish is served as far as it goes, and dropped
 --partial-s seconds after its last object. On SIGINT or SIGTERM, sessions have --drain-s seconds to
-end. On SIGHUP, certificate and key are read again, for those who connect from then on.
+end. On SIGHUP, and when they change, certificate and key are read again, for those who connect from
+then on.
 """
 
 #: Seconds between lines about what changes.

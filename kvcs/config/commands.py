@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kvcs.config.common import (
+    CertifiedSettings,
     CommonSettings,
     IndexedSettings,
     ListeningSettings,
@@ -304,7 +305,7 @@ class StoreSettings(ScopedSettings, ListeningSettings):
         return trusted_keys(self.trust)
 
 
-class IndexSettings(CommonSettings):
+class IndexSettings(CertifiedSettings):
     """What ``kvcs index`` can be told."""
 
     table: ClassVar[str] = "index"

@@ -6,7 +6,13 @@ from typing import ClassVar, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvcs.config.readers import AddressSetting, DatagramSetting, OctetsSetting, ServiceSetting
+from kvcs.config.readers import (
+    AddressSetting,
+    DatagramSetting,
+    NamesSetting,
+    OctetsSetting,
+    ServiceSetting,
+)
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.telemetry import LogFormat
@@ -63,6 +69,13 @@ class Settings(CommonSettings):
         default=False,
         description="believe any peer: for measurements and tests, never for data that matter",
     )
+    client_certificate_file: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate chain to show to who asks for one",
+    )
+    client_key_file: Path | None = Field(
+        default=None, description="PEM file with that certificate's key"
+    )
 
     # QUIC.
     engine: Literal["aioquic", "picoquic"] | None = Field(
@@ -98,6 +111,15 @@ class Settings(CommonSettings):
     request_timeout_s: float = Field(
         default=10.0, gt=0, description="seconds until a request must be answered"
     )
+
+    @model_validator(mode="after")
+    def _check_client_certificate(self) -> "Settings":
+        if (self.client_certificate_file is None) != (self.client_key_file is None):
+            found, missing = "client_certificate_file", "client_key_file"
+            if self.client_certificate_file is None:
+                found, missing = missing, found
+            raise ValueError(f"{missing} is not set, expected a PEM file since {found} is")
+        return self
 
     @model_validator(mode="after")
     def _check_windows(self) -> "Settings":
@@ -149,7 +171,34 @@ class ScopedSettings(Settings):
         return Scope(self.load_scope_key())
 
 
-class ListeningSettings(Settings):
+class CertifiedSettings(CommonSettings):
+    """What every command can be told that shows a certificate to who connects."""
+
+    client_ca_file: Path | None = Field(
+        default=None,
+        description="PEM file with the CAs of clients: who shows no certificate of theirs is "
+        "refused; nobody is asked for one if left out",
+    )
+    client_names: NamesSetting = Field(
+        default=(),
+        description="names of clients that may connect, URIs such as spiffe://DOMAIN/PATH or DNS "
+        "names, whole or with /* at the end; whomever client_ca_file vouches for if left out",
+    )
+    watch_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="seconds between looks at certificate files and others that are read again "
+        "when they change; 0: only on SIGHUP",
+    )
+
+    @model_validator(mode="after")
+    def _check_clients(self) -> "CertifiedSettings":
+        if self.client_names and self.client_ca_file is None:
+            raise ValueError("client_ca_file is not set, expected a PEM file since client_names is")
+        return self
+
+
+class ListeningSettings(CertifiedSettings, Settings):
     """What every command can be told that listens for MOQT sessions."""
 
     listen: AddressSetting | None = Field(

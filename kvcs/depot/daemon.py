@@ -33,6 +33,7 @@ from moqt.aio import (
     serve,
 )
 from moqt.aio.tls import check_client_tls
+from moqt.authority import Authority
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
 
@@ -155,8 +156,11 @@ class Store:
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
+        authority: Authority | None = None,
     ) -> tuple[str, int]:
         """Accept sessions of consumers and relays.
+
+        ``authority`` is asked about each session and each request; None: everything is allowed.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -173,6 +177,7 @@ class Store:
                 quic=quic,
                 config=config,
                 on_connection=on_connection,
+                authority=authority,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
@@ -188,6 +193,11 @@ class Store:
         """
         for server in self._servers:
             server.identify(tls)
+
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
 
     def announce_at(
         self,

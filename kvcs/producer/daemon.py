@@ -46,6 +46,7 @@ from moqt.aio import (
     serve,
 )
 from moqt.aio.tls import check_client_tls
+from moqt.authority import Authority
 from moqt.session.config import SessionConfig
 
 log = structlog.get_logger("kvcs.producer")
@@ -172,10 +173,12 @@ class Producer:
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
+        authority: Authority | None = None,
     ) -> tuple[str, int]:
         """Accept sessions.
 
         ``on_connection`` is called with each new one, ahead of its SETUP; for figures.
+        ``authority`` is asked about each session and each request; None: everything is allowed.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -193,6 +196,7 @@ class Producer:
                 quic=quic,
                 config=config,
                 on_connection=on_connection,
+                authority=authority,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
@@ -208,6 +212,11 @@ class Producer:
         """
         for server in self._servers:
             server.identify(tls)
+
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
 
     def announce_at(
         self,

@@ -6,7 +6,8 @@ done), and a route from each Request ID to whoever waits for its events.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import structlog
@@ -23,8 +24,9 @@ from moqt.aio.tracks import (
     TracksSubscription,
 )
 from moqt.aio.transport import ConnectionLost, QuicTransport, TransportStats
+from moqt.authority import Authority
 from moqt.codepoints import GroupOrder, RequestErrorCode, SessionErrorCode
-from moqt.errors import SessionClosed
+from moqt.errors import SessionClosed, UsageError
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.commands import (
     CloseSession,
@@ -59,6 +61,7 @@ from moqt.session.events import (
 )
 from moqt.session.localtrack import LocalTrack
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter
+from moqt.wire.token import AuthorizationToken
 
 log = structlog.get_logger("moqt")
 
@@ -166,8 +169,11 @@ class MoqtConnection:
         role: Role,
         config: SessionConfig,
         handler: RequestHandler,
+        authority: Authority | None = None,
     ) -> None:
-        self.session = Session(role, config, wake=transport.wake)
+        self.session = Session(
+            role, config, wake=transport.wake, authority=authority, wall_clock=time.time
+        )
         self.going_away: GoawayReceived | None = None
         """The peer's GOAWAY for the whole session, once it has come."""
 
@@ -195,6 +201,11 @@ class MoqtConnection:
     def peer_address(self) -> tuple[str, int]:
         """Address and UDP port of the peer."""
         return self._transport.peer_address
+
+    @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+        return self._transport.client_certificate
 
     def stats(self) -> TransportStats:
         """Return the figures of the QUIC connection at the moment."""
@@ -286,6 +297,22 @@ class MoqtConnection:
         except TimeoutError:
             self._transport.abandon()
 
+    def ask_again(self) -> None:
+        """Have all that goes on checked now; see :meth:`moqt.session.core.Session.ask_again`."""
+        self.session.ask_again()
+        self.wake()
+
+    def renew(self, tokens: Sequence[AuthorizationToken]) -> None:
+        """Show fresh tokens for all requests of ours that were accepted and go on.
+
+        Whoever waits for their events is told how each was answered. Those of SETUP cannot be
+        renewed: dial again before they end.
+        """
+        for request_id in tuple(self._routes):
+            with suppress(UsageError):  # not accepted yet, or over, or of a kind that does not last
+                self.session.renew(request_id, tokens)
+        self.wake()
+
     def goaway(self, new_session_uri: str = "", timeout_ms: int = 0) -> None:
         """Ask the peer to leave; see :meth:`moqt.session.core.Session.goaway`."""
         self.session.goaway(new_session_uri, timeout_ms)
@@ -309,6 +336,7 @@ class MoqtConnection:
         forward: bool = True,
         pieces: bool = False,
         sink: Sink | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> Subscription:
         """Ask for the future Objects of a Track, and for past ones with ``fill``.
@@ -325,6 +353,7 @@ class MoqtConnection:
             pieces: Take Objects as they come, and not when they are whole.
             sink: Called with every event instead of queueing it for iteration. It must not
                 block; Objects count as taken when it returns.
+            tokens: To show for this request, with values; empty: those of SETUP count.
             timeout_s: How long the answer may take.
         """
         request_id = self.session.subscribe(
@@ -336,6 +365,7 @@ class MoqtConnection:
             group_order=group_order,
             forward=forward,
             pieces=pieces,
+            tokens=tokens,
         )
         return await self._answered(Subscription(self, request_id, sink), timeout_s)
 
@@ -350,6 +380,7 @@ class MoqtConnection:
         fill_timeout_ms: int | None = None,
         pieces: bool = False,
         sink: Sink | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> Fetch:
         """Ask for past Objects of a Track. Objects that come ahead of the answer are kept.
@@ -365,29 +396,42 @@ class MoqtConnection:
             group_order=group_order,
             fill_timeout_ms=fill_timeout_ms,
             pieces=pieces,
+            tokens=tokens,
         )
         return await self._answered(Fetch(self, request_id, sink), timeout_s)
 
     async def track_status(
-        self, track: FullTrackName, *, timeout_s: float = 10.0
+        self,
+        track: FullTrackName,
+        *,
+        tokens: Sequence[AuthorizationToken] = (),
+        timeout_s: float = 10.0,
     ) -> TrackStatusAccepted:
         """Ask how a Track stands, without subscribing."""
-        request_id = self.session.track_status(track)
+        request_id = self.session.track_status(track, tokens=tokens)
         query = await self._answered(StatusQuery(self, request_id), timeout_s)
         return query.answer
 
     async def subscribe_namespace(
-        self, prefix: TrackNamespace, *, timeout_s: float = 10.0
+        self,
+        prefix: TrackNamespace,
+        *,
+        tokens: Sequence[AuthorizationToken] = (),
+        timeout_s: float = 10.0,
     ) -> NamespaceSubscription:
         """Ask which namespaces begin with ``prefix``, now and from now on."""
-        request_id = self.session.subscribe_namespace(prefix)
+        request_id = self.session.subscribe_namespace(prefix, tokens=tokens)
         return await self._answered(NamespaceSubscription(self, request_id), timeout_s)
 
     async def publish_namespace(
-        self, prefix: TrackNamespace, *, timeout_s: float = 10.0
+        self,
+        prefix: TrackNamespace,
+        *,
+        tokens: Sequence[AuthorizationToken] = (),
+        timeout_s: float = 10.0,
     ) -> NamespacePublication:
         """Tell the peer that there are Tracks under ``prefix``, until withdrawn."""
-        request_id = self.session.publish_namespace(prefix)
+        request_id = self.session.publish_namespace(prefix, tokens=tokens)
         return await self._answered(NamespacePublication(self, request_id), timeout_s)
 
     async def publish(
@@ -398,6 +442,7 @@ class MoqtConnection:
         forward: bool = True,
         priority: int = 128,
         group_order: GroupOrder | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> Publication:
         """Offer a Track to the peer; what is published from now on is sent ahead of the answer.
@@ -408,6 +453,7 @@ class MoqtConnection:
             forward: False: nothing is sent until the subscriber asks for it.
             priority: Subscriber Priority that it begins with.
             group_order: Which of two Groups comes first; None: as the Track says.
+            tokens: To show for this request, with values; empty: those of SETUP count.
             timeout_s: How long the answer may take.
         """
         publication = self.offer(
@@ -416,6 +462,7 @@ class MoqtConnection:
             forward=forward,
             priority=priority,
             group_order=group_order,
+            tokens=tokens,
         )
         return await self._answered(publication, timeout_s)
 
@@ -427,6 +474,7 @@ class MoqtConnection:
         forward: bool = True,
         priority: int = 128,
         group_order: GroupOrder | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
     ) -> Publication:
         """Offer a Track as :meth:`publish` does, without waiting for the answer.
 
@@ -439,6 +487,7 @@ class MoqtConnection:
             forward=forward,
             priority=priority,
             group_order=group_order,
+            tokens=tokens,
         )
         publication = Publication(self, request_id)
         self._routes[request_id] = publication
@@ -477,6 +526,7 @@ class MoqtConnection:
         range_filters: tuple[RangeFilter, ...] = (),
         group_order: GroupOrder | None = None,
         forward: bool = True,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> TracksSubscription:
         """Ask for a PUBLISH of every Track under ``prefix``, now and from now on.
@@ -488,10 +538,15 @@ class MoqtConnection:
             range_filters: Of Objects, and with TRACK_PROPERTY_FILTER of Tracks.
             group_order: Which of two Groups comes first; None: as each Track says.
             forward: False: the subscriptions begin paused.
+            tokens: To show for this request, with values; empty: those of SETUP count.
             timeout_s: How long the answer may take.
         """
         request_id = self.session.subscribe_tracks(
-            prefix, range_filters=range_filters, group_order=group_order, forward=forward
+            prefix,
+            range_filters=range_filters,
+            group_order=group_order,
+            forward=forward,
+            tokens=tokens,
         )
         return await self._answered(TracksSubscription(self, request_id), timeout_s)
 
@@ -526,7 +581,7 @@ class MoqtConnection:
                 SessionErrorCode.PROTOCOL_VIOLATION, "the DATAGRAM extension was not negotiated"
             )
             return
-        self.session.start()
+        self.session.start(address=self.peer_address[0], certificate=self.client_certificate)
 
     def stream_data_received(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Hand octets of a stream to the session (called by the engine)."""

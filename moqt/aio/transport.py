@@ -92,6 +92,10 @@ class QuicTransport(Protocol):
         """Address and UDP port of the peer."""
 
     @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+
+    @property
     def peer_accepts_datagrams(self) -> bool:
         """Whether the DATAGRAM extension was negotiated (MOQT requires it)."""
 
@@ -166,7 +170,7 @@ class QuicListener(Protocol):
         """Address and UDP port that are listened on."""
 
     def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on.
+        """Show another certificate to those who connect from now on, and believe these CAs.
 
         Raises:
             TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.

@@ -8,6 +8,7 @@ pace, from the one LocalTrack; a relay does not touch an Object for any of them.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -23,7 +24,9 @@ from moqt.aio import (
     ServerTls,
     serve,
 )
+from moqt.authority import Authority
 from moqt.codepoints import RequestErrorCode
+from moqt.names import TrackNamespace
 from moqt.relay.answers import Answers
 from moqt.relay.holdings import Holdings
 from moqt.relay.mending import Mending
@@ -35,7 +38,7 @@ from moqt.relay.readers import Readers
 from moqt.relay.sources import Sources
 from moqt.relay.tasks import Tasks
 from moqt.relay.upstream import Upstream
-from moqt.session.config import SessionConfig
+from moqt.session.config import SessionConfig, TokenSource, no_tokens
 from moqt.session.events import (
     FetchReceived,
     PeerRequestEnded,
@@ -63,6 +66,8 @@ class Relay(RequestHandler):
         options: Its limits.
         quic: Limits of its QUIC connections.
         config: Limits of its sessions; ``fill_timeout_s`` is that of ``options``.
+        authority: Asked about each session and each request of those who connect here, whether
+            what they want is held or not; None: everything is allowed.
     """
 
     def __init__(
@@ -71,7 +76,9 @@ class Relay(RequestHandler):
         *,
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
+        authority: Authority | None = None,
     ) -> None:
+        self._authority = authority
         self.options = options = options or RelayOptions()
         self._quic = quic
         self._config = replace(
@@ -129,7 +136,13 @@ class Relay(RequestHandler):
             OSError: If the address cannot be bound.
         """
         server = await serve(
-            host, port, tls=tls, handler=self, quic=self._quic, config=self._config
+            host,
+            port,
+            tls=tls,
+            handler=self,
+            quic=self._quic,
+            config=self._config,
+            authority=self._authority,
         )
         self._servers.append(server)
         return server.address
@@ -143,8 +156,29 @@ class Relay(RequestHandler):
         for server in self._servers:
             server.identify(tls)
 
-    def ask_at(self, uri: str, *, tls: ClientTls | None = None) -> None:
-        """Ask another relay for Tracks that nobody publishes here; it is kept connected."""
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
+
+    def ask_at(
+        self,
+        uri: str,
+        *,
+        tls: ClientTls | None = None,
+        tokens: TokenSource = no_tokens,
+        prefixes: Sequence[TrackNamespace] = (TrackNamespace(),),
+    ) -> None:
+        """Ask another relay for Tracks that nobody publishes here; it is kept connected.
+
+        Args:
+            uri: Where it is.
+            tls: Whom to believe.
+            tokens: What this relay shows there of itself. What its clients show is never passed
+                on: it was given for this relay.
+            prefixes: Which namespaces it is asked for, none of them a prefix of another; all by
+                default. A token may allow to ask for some only.
+        """
         upstream = Upstream(
             uri,
             self,
@@ -152,7 +186,8 @@ class Relay(RequestHandler):
             found=self._neighbours.known,
             tls=tls,
             quic=self._quic,
-            config=self._config,
+            config=replace(self._config, tokens=tokens),
+            prefixes=prefixes,
             timeout_s=self.options.request_timeout_s,
         )
         self._neighbours.add_upstream(upstream)

@@ -1,7 +1,18 @@
 """SessionConfig: the limits of a session, and what it says of itself in SETUP."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from moqt.wire.token import AuthorizationToken
+
+#: Gives the tokens to show: other ones from time to time, since they are good for a while only.
+TokenSource = Callable[[], Sequence[AuthorizationToken]]
+
+
+def no_tokens() -> Sequence[AuthorizationToken]:
+    """Show none."""
+    return ()
 
 
 class Role(Enum):
@@ -30,7 +41,11 @@ class SessionConfig:
     max_request_updates: int = 32
     """Unanswered REQUEST_UPDATEs accepted for each request; more closes the session."""
 
-    max_auth_token_cache_octets: int = 0
+    tokens: TokenSource = no_tokens
+    """Called for the Authorization Tokens to show in SETUP, with their values. They count for the
+    whole session, whoever of the two asks for something."""
+
+    max_auth_token_cache_octets: int = 16 * 1024
     """What the peer may register as token aliases; more closes the session."""
 
     max_requests: int = 4096

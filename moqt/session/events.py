@@ -26,8 +26,10 @@ from moqt.wire.messages.request import Redirect
 from moqt.wire.messages.setup import Setup
 from moqt.wire.pairs import Pairs
 from moqt.wire.parameters import Parameters
+from moqt.wire.token import AuthorizationToken
 
 RequestId = NewType("RequestId", int)
+Tokens = tuple[AuthorizationToken, ...]
 
 
 class Via(Enum):
@@ -361,6 +363,9 @@ class FillEnded:
 
 
 # -- what the peer asks of us --------------------------------------------------------------------
+#
+# Each was allowed by the Authority, where there is one, before it is told of. ``tokens`` are what
+# the peer showed for it, with values: those of the request if it has any, else those of SETUP.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +375,7 @@ class SubscribeReceived:
     request_id: RequestId
     track: FullTrackName
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +385,7 @@ class FetchReceived:
     request_id: RequestId
     track: FullTrackName
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +395,7 @@ class TrackStatusReceived:
     request_id: RequestId
     track: FullTrackName
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +405,7 @@ class PublishNamespaceReceived:
     request_id: RequestId
     prefix: TrackNamespace
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,6 +415,7 @@ class SubscribeNamespaceReceived:
     request_id: RequestId
     prefix: TrackNamespace
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +430,7 @@ class PublishReceived:
     track_alias: int
     parameters: Parameters
     track_properties: Pairs
+    tokens: Tokens = ()
 
     @property
     def largest(self) -> Location | None:
@@ -444,6 +455,7 @@ class SubscribeTracksReceived:
     request_id: RequestId
     prefix: TrackNamespace
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

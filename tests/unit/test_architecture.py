@@ -17,7 +17,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 #: Lowest floor first. A module imports from its own floor or from below, never upwards.
 FLOORS = (
     ("moqt.codepoints", "moqt.errors", "moqt.names", "moqt.location", "moqt.values", "moqt.limits"),
-    ("moqt.wire", "moqt.authority"),
+    ("moqt.wire", "moqt.authority", "moqt.certificates"),
     ("moqt.session",),
     ("moqt.aio",),
     ("moqt.relay",),

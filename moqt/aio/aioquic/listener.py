@@ -5,7 +5,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
+import structlog
 from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import TRANSPORT_CLOSE_FRAME_CAPACITY
@@ -21,16 +23,21 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.tls import AlertDescription
 
+from moqt.aio.aioquic.clients import ClientCheck
 from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS, server_configuration
 from moqt.aio.aioquic.connection import Connection
 from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.door import Door, Verdict
 from moqt.aio.settings import QuicSettings
-from moqt.aio.tls import ServerTls
-from moqt.aio.transport import ReceiverFactory
+from moqt.aio.tls import ServerTls, load_client_verifier
+from moqt.aio.transport import ConnectionLost, ReceiverFactory
 from moqt.aio.udp import Address, UdpEndpoint, bound_socket, cut, spell
+from moqt.certificates import ClientVerifier
 from moqt.limits import peer_of
+
+log = structlog.get_logger("moqt")
 
 
 async def listen(
@@ -57,6 +64,7 @@ async def listen(
         OSError: If the address is not known or cannot be bound; the message names it.
     """
     configuration = server_configuration(settings, tls, alpn)
+    clients = load_client_verifier(tls)
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
@@ -65,7 +73,7 @@ async def listen(
     except OSError as error:
         where = spell((host, port))
         raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
-    return Listener(sock, settings, configuration, receiver_factory)
+    return Listener(sock, settings, configuration, clients, receiver_factory)
 
 
 class Listener:
@@ -76,10 +84,12 @@ class Listener:
         sock: socket.socket,
         settings: QuicSettings,
         configuration: QuicConfiguration,
+        clients: ClientVerifier | None,
         receiver_factory: ReceiverFactory,
     ) -> None:
         self._settings = settings
         self._configuration = configuration
+        self._clients = clients
         self._receiver_factory = receiver_factory
         self._retry = QuicRetryTokenHandler()
         self._door = Door(settings)
@@ -102,7 +112,7 @@ class Listener:
         return tuple(self._transports)
 
     def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on.
+        """Show another certificate to those who connect from now on, and believe these CAs.
 
         aioquic 1.7.2 keeps the configuration that a connection was made with, and takes the
         certificate from it with the first packet. So it is replaced as a whole, never changed.
@@ -111,7 +121,11 @@ class Listener:
             TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
         """
         alpn = self._configuration.alpn_protocols or ()
-        self._configuration = server_configuration(self._settings, tls, alpn)
+        configuration, clients = (
+            server_configuration(self._settings, tls, alpn),
+            load_client_verifier(tls),
+        )
+        self._configuration, self._clients = configuration, clients
 
     def stop_accepting(self) -> None:
         """Refuse new connections from now on; those there are go on."""
@@ -223,6 +237,9 @@ class Listener:
             connection, self._endpoint, self._settings, self._receiver_factory, remote=None
         )
         self._transports[transport] = set()
+        if self._clients is not None:
+            connection.client_check = ClientCheck(self._clients)
+            transport.on_lost = partial(_log_stranger, transport)
 
         def note_id(octets: bytes, issued: bool) -> None:
             if issued:
@@ -289,6 +306,17 @@ class Listener:
         buf.push_uint_var(QuicFrameType.PADDING)
         buf.push_uint_var(0)
         self._endpoint.send(builder.flush()[0], address)
+
+
+def _log_stranger(transport: AioquicTransport, lost: ConnectionLost) -> None:
+    """Say who was refused for want of a good certificate, and why."""
+    alert = lost.code - QuicErrorCode.CRYPTO_ERROR
+    if transport.client_certificate is None and not lost.by_peer and 0 <= alert < 256:
+        try:
+            name = AlertDescription(alert).name
+        except ValueError:
+            name = str(alert)
+        log.warning("client refused", peer=transport.peer_address, alert=name, reason=lost.reason)
 
 
 def _is_of_one_connection(data: bytes, size: int) -> bool:

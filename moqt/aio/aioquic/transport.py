@@ -91,6 +91,11 @@ class AioquicTransport:
         return address[0], address[1]
 
     @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+        return self._connection.client_certificate
+
+    @property
     def peer_accepts_datagrams(self) -> bool:
         """Whether the DATAGRAM extension was negotiated."""
         return self._connection.peer_accepts_datagrams
@@ -273,6 +278,11 @@ class AioquicTransport:
     def _tell_connected(self, event: events.HandshakeCompleted) -> None:
         self._alpn = event.alpn_protocol
         self._handshake_deadline = None
+        if self._connection.is_stranger:
+            # The handshake has seen to that, unless the library completes one in another way.
+            log.error("client without a certificate, closing", peer=self.peer_address)
+            self._fail()
+            return
         try:
             self._receiver = self._receiver_factory(self)
         except Exception:

@@ -40,6 +40,7 @@ What cannot be made, and is different from the engine ``aioquic`` therefore:
 * What a listener has in its handshake is not told. So addresses are proved always (``retry``) or
   never, whatever ``retry_above`` says, and of the limits on handshakes and on the connections of
   one peer only ``max_connections`` holds.
+* No client is asked for a certificate, and none shows one: both are refused when they are set.
 * ``stats`` knows no ``packets_received``, ``packets_expected``, ``key_updates`` and
   ``datagram_octets``.
 

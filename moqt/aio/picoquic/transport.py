@@ -132,6 +132,11 @@ class PicoquicTransport:
         return self._peer_address
 
     @property
+    def client_certificate(self) -> bytes | None:
+        """None: picoquic asks no client for a certificate."""
+        return None
+
+    @property
     def peer_accepts_datagrams(self) -> bool:
         """Whether the DATAGRAM extension was negotiated."""
         return self._accepts_datagrams
