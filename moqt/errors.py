@@ -79,6 +79,12 @@ class TooManyRequests(ProtocolError):
     code = SessionErrorCode.INTERNAL_ERROR
 
 
+class TooManySessions(ProtocolError):
+    """The peer has as many sessions as it may have. The draft has no code for it."""
+
+    code = SessionErrorCode.INTERNAL_ERROR
+
+
 class DuplicateAuthTokenAlias(ProtocolError):
     """A token was registered under an alias that is still taken."""
 

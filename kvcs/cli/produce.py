@@ -17,7 +17,7 @@ from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.link import client_tls, guests, quic_settings, server_tls, serving_quic, session_config
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
@@ -137,7 +137,11 @@ async def run(args: Namespace) -> int:
             address: tuple[str, int] | None = None
             if settings.listen is not None:
                 address = await producer.listen(
-                    *settings.listen, tls=server_tls(settings), quic=quic_settings(settings)
+                    *settings.listen,
+                    tls=server_tls(settings),
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
                 )
                 output.tell("listening", host=address[0], port=address[1])
             for uri in settings.connect:

@@ -4,14 +4,14 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 
 from kvcs.audit import auditing
+from kvcs.cli.audited import Audited
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import RelaySettings, add_settings, settings_from
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.link import client_tls, guests, quic_settings, server_tls, session_config
 from kvcs.telemetry import set_up_logging
 from moqt.relay.server import Relay, RelayOptions
-from moqt.session.config import SessionConfig
 
 NAME = "relay"
 HELP = "pass publications on between producers and consumers, and keep them"
@@ -54,22 +54,17 @@ def relay_options(settings: RelaySettings) -> RelayOptions:
     )
 
 
-def session_config(settings: RelaySettings) -> SessionConfig:
-    """Return the limits of its sessions."""
-    return SessionConfig(
-        max_requests=settings.max_requests,
-        max_request_updates=settings.max_request_updates,
-        max_filter_ranges=settings.max_filter_ranges,
-    )
-
-
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
     settings = settings_from(RelaySettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     output = Output(as_json=args.json)
     relay = Relay(
-        relay_options(settings), quic=quic_settings(settings), config=session_config(settings)
+        relay_options(settings),
+        quic=quic_settings(settings),
+        config=session_config(settings),
+        guests=guests(settings),
+        observer=Audited(),
     )
 
     async def serve(stopping: asyncio.Event) -> None:

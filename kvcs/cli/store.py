@@ -15,7 +15,7 @@ from kvcs.depot.daemon import Store, StoreOptions
 from kvcs.depot.shelf import Holding
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.link import client_tls, guests, quic_settings, server_tls, serving_quic, session_config
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
 from moqt.names import TrackNamespace
@@ -80,7 +80,11 @@ async def run(args: Namespace) -> int:
             output.tell("opened", publications=len(shelf), octets=shelf.used)
             if settings.listen is not None:
                 host, port = await store.listen(
-                    *settings.listen, tls=server_tls(settings), quic=quic
+                    *settings.listen,
+                    tls=server_tls(settings),
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
                 )
                 output.tell("listening", host=host, port=port)
             for uri in settings.announce:

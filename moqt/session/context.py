@@ -19,6 +19,7 @@ from moqt.session.commands import (
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import Event, RequestId
 from moqt.session.guard import Guard
+from moqt.session.guests import Guests, Visit
 from moqt.session.pace import Pace
 from moqt.session.sendqueue import OpenStreams
 from moqt.session.streams import StreamIds
@@ -117,6 +118,12 @@ class Context:
     wallet: Wallet = field(default_factory=Wallet)
     """Tokens that we have shown, and what the peer keeps of them."""
 
+    guests: Guests | None = None
+    """Counts what each peer has of this endpoint, over all sessions."""
+
+    visit: Visit = field(init=False)
+    """What this session has of it."""
+
     wake: Callable[[], None] | None = None
     """Tells the shell that a shared Track has something to send, without a word from the wire."""
 
@@ -124,6 +131,7 @@ class Context:
         self.tokens = TokenCache(self.config.max_auth_token_cache_octets)
         self.open_streams = OpenStreams(self.config.max_data_streams)
         self.pace = Pace(self.config.max_requests_per_s)
+        self.visit = Visit(self.guests)
         self.guard = Guard(
             self.authority, self.wall_clock, lambda seconds: self.timers.start(GUARD_TIMER, seconds)
         )

@@ -37,6 +37,7 @@ from moqt.session.events import (
     FetchReceived,
     ObjectPiece,
     ObjectReceived,
+    PeerLimited,
     PublishNamespaceReceived,
     PublishReceived,
     RequestId,
@@ -49,6 +50,7 @@ from moqt.session.events import (
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
 from moqt.session.guard import REQUEST_CODES, SESSION_CODES, Question
+from moqt.session.guests import Busy, Guests
 from moqt.session.halves import HalfMessages
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publisher import OwnPublication, PeerSubscription, Publisher
@@ -117,6 +119,7 @@ class Session:
         authority: Asked about each request of the peer, before anything else is; None: everything
             is allowed.
         wall_clock: Seconds since the epoch, for the authority.
+        guests: What each peer has of this endpoint, over all its sessions; None: not counted.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Session:
         wake: Callable[[], None] | None = None,
         authority: Authority | None = None,
         wall_clock: Callable[[], float] = lambda: 0.0,
+        guests: Guests | None = None,
     ) -> None:
         self.role = role
         self.config = config or SessionConfig()
@@ -136,6 +140,7 @@ class Session:
             StreamIds(role),
             authority=authority,
             wall_clock=wall_clock,
+            guests=guests,
             wake=wake,
         )
         self._ends_with: SessionErrorCode | None = None
@@ -178,6 +183,11 @@ class Session:
     def has_data_waiting(self) -> bool:
         """Whether a stream of Objects may have something to send."""
         return not self._queue.is_idle
+
+    @property
+    def peer_name(self) -> str:
+        """Whose session it is: who was granted it, else what stands for where it comes from."""
+        return self._context.guard.whose()
 
     @property
     def peer_requests(self) -> int:
@@ -342,6 +352,7 @@ class Session:
         context = self._context
         for request_id in context.ended:
             context.guard.forget(request_id)
+            context.visit.done(request_id)
             if (request := self._requests.pop(request_id, None)) is not None:
                 self._forget_stream(request)
         context.ended.clear()
@@ -946,6 +957,7 @@ class Session:
 
     def _give_up_half(self, stream_id: StreamId) -> None:
         """Give up a request stream on which a message does not come to its end."""
+        self._limited("a message on a request stream did not come to its end")
         if stream_id in self._opening:
             self._discard(stream_id)
         elif (request := self._by_stream.get(stream_id)) is not None and not request.over:
@@ -1058,16 +1070,30 @@ class Session:
         elif too_fast_ms is not None:  # ahead of signatures, which cost most
             reason = f"more than {self.config.max_requests_per_s:g} requests a second"
             request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_ms=too_fast_ms)
+            self._limited(reason)
         elif (denied := self._denied(request, message, tokens)) is not None:
             # Nothing was looked at yet, so nothing of what there is can be seen in the answer.
             after_s = denied.retry_after_s
             retry_ms = None if after_s is None else max(0, round(after_s * 1000))
             request.reject(REQUEST_CODES[denied.why], "", retry_ms=retry_ms)
+        elif (busy := self._busy(request_id)) is not None:
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, busy.reason, retry_ms=busy.retry_ms)
+            self._limited(busy.reason)
         elif (refusal := self._refusal(request, message, parameters)) is not None:
             request.reject(*refusal)
+            if refusal[0] is RequestErrorCode.EXCESSIVE_LOAD:
+                self._limited(refusal[1])
         else:
             self._context.emit(event)
         return request
+
+    def _limited(self, reason: str) -> None:
+        self._context.emit(PeerLimited(who=self._context.guard.whose(), reason=reason))
+
+    def _busy(self, request_id: RequestId) -> Busy | None:
+        """Say why a request is not taken now: the peer has enough, in all its sessions together."""
+        context = self._context
+        return context.visit.ask(request_id, context.guard.whose(request_id), context.now)
 
     def _tokens_of(self, parameters: Parameters) -> tuple[Tokens, str | None]:
         """Return what a request is judged by, or what is wrong with its aliases."""
@@ -1184,6 +1210,7 @@ class Session:
         for request in self._requests.values():
             if isinstance(request, PeerRequest | Publisher) and not request.over:
                 request.stopped_by_peer()
+        self._context.visit.leave()
         self._context.take_commands()  # what is not done by now is not worth doing
         if close:
             self._context.commands.append(CloseSession(code, reason))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvcs.audit import auditing
 from kvcs.cli.renewal import renewing_certificate
-from kvcs.config import RelaySettings
+from kvcs.config import Address, RelaySettings
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.producer.daemon import Producer
 from kvcs.store.source import SyntheticSource
@@ -44,7 +44,7 @@ async def test_a_certificate_is_taken_or_refused(
     tmp_path: Path, certificates: CertificateFiles
 ) -> None:
     settings = RelaySettings(
-        listen=("127.0.0.1", 4443),
+        listen=Address("127.0.0.1", 4443),
         certificate_file=certificates.certificate_file,
         key_file=certificates.key_file,
     )

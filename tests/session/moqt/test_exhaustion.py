@@ -4,16 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moqt.authority import Granted
 from moqt.codepoints import MessageType, RequestErrorCode, SessionErrorCode, StreamErrorCode
 from moqt.codepoints import ParameterType as P
 from moqt.errors import InvalidRequestId
 from moqt.session.commands import ResetStream, StopSending, StreamId
 from moqt.session.config import Role, SessionConfig
-from moqt.session.events import PeerRequestEnded, StreamDiscarded, SubscribeReceived
+from moqt.session.events import (
+    PeerLimited,
+    PeerRequestEnded,
+    StreamDiscarded,
+    SubscribeReceived,
+)
+from moqt.session.guests import GuestLimits, Guests
 from moqt.session.pace import BURST_S
 from moqt.session.requests import RequestIds
 from moqt.wire.framing import encode_message
 from moqt.wire.messages.request import RequestError, RequestUpdate
+from moqt.wire.messages.setup import Setup
 from moqt.wire.messages.subscribe import Subscribe
 from moqt.wire.parameters import Parameters
 from tests.session.lone import NAME, Lone
@@ -216,3 +224,70 @@ def test_ids_that_are_skipped_for_ever_take_no_memory() -> None:
         ids.take(4 * 100_000 - 2)
     with pytest.raises(InvalidRequestId, match="used twice"):
         ids.take(2)  # long ago
+
+
+# -- what a peer has in all its sessions together ------------------------------------------------
+
+
+def visiting(guests: Guests, address: str = "192.0.2.1", who: str = "") -> Lone:
+    class Naming:
+        def decide(self, *asked: object) -> Granted:
+            return Granted(who=who)
+
+    lone = Lone(
+        established=False, guests=guests, authority=Naming() if who else None, address=address
+    )
+    lone.say(lone.control, Setup.of())
+    return lone
+
+
+def test_one_session_too_many_of_a_peer_is_closed() -> None:
+    guests = Guests(GuestLimits(max_sessions_of_peer=1))
+    first, second = visiting(guests), visiting(guests)
+
+    assert first.close is None
+    assert second.close is not None
+    assert second.close.code == SessionErrorCode.INTERNAL_ERROR
+    assert second.close.reason == "as many sessions as one peer may have"
+    assert visiting(guests, "192.0.2.2").close is None
+    first.session.close()
+    assert visiting(guests).close is None
+
+
+def test_a_peer_is_who_the_authority_says_wherever_it_comes_from() -> None:
+    guests = Guests(GuestLimits(max_sessions_of_peer=1))
+
+    assert visiting(guests, "192.0.2.1", "team").close is None
+    assert visiting(guests, "192.0.2.2", "team").close is not None
+    assert visiting(guests, "192.0.2.1", "others").close is None
+
+
+def test_one_request_too_many_of_a_peer_is_refused_until_another_one_is_over() -> None:
+    guests = Guests(GuestLimits(max_requests_of_peer=1))
+    first, second = visiting(guests), visiting(guests)
+    open_stream = first.ask()
+
+    refused = answer_to(second, second.ask())
+    assert refused is not None
+    assert refused.error_code == RequestErrorCode.EXCESSIVE_LOAD
+    assert refused.reason == "1 requests are open"
+    [limited] = second.seen(PeerLimited)
+    assert (limited.who, limited.reason) == ("192.0.2.1", "1 requests are open")
+    first.reset(open_stream)
+    assert answer_to(second, second.ask()) is None
+
+
+def test_what_is_refused_takes_no_place() -> None:
+    guests = Guests()
+    lone = visiting(guests)
+    for _ in range(10):
+        lone.ask()
+        lone.session.reject(
+            lone.seen(SubscribeReceived)[-1].request_id, RequestErrorCode.DOES_NOT_EXIST
+        )
+        lone.drain()
+    assert guests.requests_of("192.0.2.1") == 0
+    lone.ask()
+    lone.session.close()
+    lone.drain()
+    assert guests.requests_of("192.0.2.1") == guests.sessions_of("192.0.2.1") == 0

@@ -5,7 +5,15 @@ import pytest
 
 from kvcs.config import ConsumerSettings, ProducerSettings
 from kvcs.errors import ConfigError
-from kvcs.link import Backoff, client_tls, quic_settings, server_tls, why_not_there
+from kvcs.link import (
+    SERVING_WINDOW,
+    Backoff,
+    client_tls,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    why_not_there,
+)
 from kvcs.producer.daemon import ProducerOptions
 from kvcs.producer.publication import Encoding
 from moqt.aio import ClientTls, QuicSettings, ServerTls
@@ -43,6 +51,16 @@ def test_settings_reach_what_they_are_about() -> None:
     options = ProducerOptions.of(settings)
     assert options.encodings == (Encoding(), Encoding(joint=True))
     assert options.store_octets == 1000
+
+
+def test_who_takes_nothing_grants_no_more_than_requests_need() -> None:
+    settings = ProducerSettings(connect=(RELAY,), max_connections=3)
+    quic = serving_quic(settings)
+
+    assert (quic.connection_window, quic.stream_window) == (SERVING_WINDOW, SERVING_WINDOW)
+    assert quic.max_connections == 3
+    smaller = ProducerSettings(connect=(RELAY,), connection_window=1 << 17, stream_window=1 << 16)
+    assert serving_quic(smaller) == quic_settings(smaller)
 
 
 def test_an_engine_that_cannot_be_used_is_a_setting_that_is_wrong(
