@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
 
+from kvcs.audit import auditing
 from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
@@ -15,7 +16,15 @@ from kvcs.depot.daemon import Store, StoreOptions
 from kvcs.depot.shelf import Holding
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_config, client_tls, quic_settings, server_tls
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
 from moqt.names import TrackNamespace
@@ -85,7 +94,9 @@ async def run(args: Namespace) -> int:
                 host, port = await store.listen(
                     *settings.listen,
                     tls=server_tls(settings),
-                    quic=quic,
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
                     authority=authorizing.authority,
                 )
                 output.tell("listening", host=host, port=port)
@@ -98,7 +109,8 @@ async def run(args: Namespace) -> int:
 
     listens = settings.listen is not None
     renew = authorizing.renewing(store.identify)
-    with renewing_certificate(settings, renew) if listens else nullcontext():
+    renewing = renewing_certificate(settings, renew) if listens else nullcontext()
+    with auditing(settings.audit_file), renewing:
         await run_until_stopped(serve, authorizing.keep, grace=settings.drain_s + 5.0)
     return 0
 

@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, note_publication
 from kvcs.consumer.assembler import Assembler, Contradicted, Expected
 from kvcs.consumer.errands import (
     Bad,
@@ -784,6 +785,9 @@ class Download:
                 block=event.block,
                 reason=str(event.reason),
                 text=event.text,
+            )
+            note_publication(
+                self.name, Outcome.REJECTED, str(event.reason), event=AuditEvent.OBJECTS
             )
             rejected = self.assembler.summary().rejected
             if rejected >= self._settings.max_rejected:

@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, Subject, note
 from kvcs.producer.answers import Refusal
 from kvcs.producer.holdings import Holdings
 from kvcs.telemetry import Counter, Counters, LogEvent
@@ -11,6 +12,7 @@ from moqt.aio import MoqtConnection, RequestHandler
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.events import (
     FetchReceived,
+    PeerLimited,
     PeerRequestEnded,
     PublishNamespaceReceived,
     RequestId,
@@ -53,6 +55,12 @@ class CountingHandler(RequestHandler):
     def request_ended(self, connection: MoqtConnection, event: PeerRequestEnded) -> None:
         """Count its reader out."""
         self._end_read(connection, event.request_id)
+
+    def peer_limited(self, connection: MoqtConnection, event: PeerLimited) -> None:
+        """Count it, and write it down."""
+        self._counters.add(Counter.REQUESTS_REFUSED)
+        who = Subject(sub=event.who, address=connection.peer_address[0])
+        note(AuditEvent.LIMIT, Outcome.REFUSED, who=who, reason=event.reason)
 
     def connection_closed(self, connection: MoqtConnection) -> None:
         """Count all its readers out."""

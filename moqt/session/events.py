@@ -513,6 +513,16 @@ class GoawayReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLimited:
+    """The peer was at one of our limits, and was told so; nothing is left to do."""
+
+    who: str
+    """Whose it was: who was granted it, else where it comes from."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDiscarded:
     """Data of the peer was dropped at one of our limits; for the log.
 
@@ -565,6 +575,7 @@ Event = (
     | TracksUpdated
     | SessionEstablished
     | GoawayReceived
+    | PeerLimited
     | StreamDiscarded
     | SessionTerminated
 )

@@ -12,6 +12,7 @@ from typing import Final
 from moqt.authority import Action, Authority, Bearer, Denial, Denied, Everyone
 from moqt.codepoints import MessageType as M
 from moqt.codepoints import PublishDoneCode, RequestErrorCode, SessionErrorCode, StreamErrorCode
+from moqt.limits import peer_of
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.events import RequestId
 from moqt.wire.token import AuthorizationToken
@@ -90,6 +91,8 @@ class Permit:
     check_at: float | None
     expires_at: float | None
     granted_at: float
+    who: str = ""
+    """Whom it was granted to, for limits; empty where nobody is asked who they are."""
 
     @property
     def due_at(self) -> float | None:
@@ -137,6 +140,7 @@ class Guard:
         self._timer_at: float | None = None
         self._session_tokens: tuple[AuthorizationToken, ...] = ()
         self._session: Permit | None = None
+        self._who = ""
         self._permits: dict[RequestId, Permit] = {}
 
     @property
@@ -156,7 +160,7 @@ class Guard:
             return None
         answer = self._ask(Question((Action.CLIENT_SETUP,), None), ())
         if isinstance(answer, Permit):
-            self._session = answer
+            self._session, self._who = answer, answer.who
             self._until(_earlier(answer.due_at, answer.farewell_at))
             return None
         return answer
@@ -214,6 +218,11 @@ class Guard:
         self._permits[request_id] = changed
         self._until(changed.due_at)
         return None
+
+    def whose(self, request_id: RequestId | None = None) -> str:
+        """Return whose a request is, or the session: who was granted it, else where it is from."""
+        permit = None if request_id is None else self._permits.get(request_id)
+        return (permit.who if permit is not None else "") or self._who or peer_of(self.address)
 
     def forget(self, request_id: RequestId) -> None:
         """A request is over."""
@@ -283,15 +292,17 @@ class Guard:
         bearer = Bearer(tokens or self._session_tokens, self.certificate, self.address)
         check_at: float | None = None
         expires_at: float | None = None
+        who = ""
         for action in question.actions:
             answer = self._authority.decide(action, question.namespace, question.track, bearer, now)
             if isinstance(answer, Denied):
                 return answer
             check_at = _earlier(check_at, answer.check_at)
             expires_at = _earlier(expires_at, answer.expires_at)
+            who = answer.who
         if expires_at is not None and expires_at <= now:
             return Denied(Denial.EXPIRED, "what was granted is over")
-        return Permit(question, tokens, check_at, expires_at, now)
+        return Permit(question, tokens, check_at, expires_at, now, who)
 
     def _until(self, at: float | None) -> None:
         """Have the timer run no longer than to ``at``."""

@@ -8,12 +8,14 @@ from structlog.testing import capture_logs
 from kvcs.config import ConsumerSettings, ProducerSettings
 from kvcs.errors import ConfigError
 from kvcs.link import (
+    SERVING_WINDOW,
     Backoff,
     ShownToken,
     client_config,
     client_tls,
     quic_settings,
     server_tls,
+    serving_quic,
     upstream_prefixes,
     why_not_there,
 )
@@ -61,6 +63,16 @@ def test_settings_reach_what_they_are_about() -> None:
     options = ProducerOptions.of(settings)
     assert options.encodings == (Encoding(), Encoding(joint=True))
     assert options.store_octets == 1000
+
+
+def test_who_takes_nothing_grants_no_more_than_requests_need() -> None:
+    settings = ProducerSettings(connect=(RELAY,), max_connections=3)
+    quic = serving_quic(settings)
+
+    assert (quic.connection_window, quic.stream_window) == (SERVING_WINDOW, SERVING_WINDOW)
+    assert quic.max_connections == 3
+    smaller = ProducerSettings(connect=(RELAY,), connection_window=1 << 17, stream_window=1 << 16)
+    assert serving_quic(smaller) == quic_settings(smaller)
 
 
 def test_an_engine_that_cannot_be_used_is_a_setting_that_is_wrong(
