@@ -134,7 +134,7 @@ async def run(args: Namespace) -> int:
     source = _source(args)
     _prefix(source, args)  # one that cannot be is refused here
     producer = Producer(
-        settings.load_scope_key(),
+        settings.load_scope(),
         ProducerOptions.of(settings),
         producer_key=settings.load_producer_key(),
     )

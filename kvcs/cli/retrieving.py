@@ -88,8 +88,10 @@ def expectations(settings: ConsumerSettings, prompt: Prompt) -> Expectations:
     Raises:
         ConfigError: If a key cannot be used, or the prompt has no whole block.
     """
+    scope = settings.load_scope()
     expected = Expectations(
-        scope_key=settings.load_scope_key(),
+        scope_key=scope.key,
+        protection=scope.protection,
         descriptor=prompt.descriptor,
         trusted=settings.load_trusted_keys(),
         require_signature=settings.require_signature,

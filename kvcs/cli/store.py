@@ -82,11 +82,11 @@ async def run(args: Namespace) -> int:
         return 0
     settings = settings_from(StoreSettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
-    scope_key = settings.load_scope_key()
-    prefixes = [_prefix(scope_key.scope_id, text) for text in settings.only]
+    scope = settings.load_scope()
+    prefixes = [_prefix(scope.key.scope_id, text) for text in settings.only]
     store = Store(
         Path(args.folder),
-        scope_key,
+        scope,
         StoreOptions.of(settings),
         trusted=settings.load_trusted_keys(),
     )

@@ -18,7 +18,7 @@ from kvcs.config.readers import (
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.telemetry import LogFormat
-from kvcs.trust.scope import Scope
+from kvcs.trust.scope import SUITES, Padding, Protection, Scope
 
 ENV_PREFIX = "KVCS_"
 
@@ -147,6 +147,19 @@ class ScopedSettings(Settings):
     scope_key: SecretStr | None = Field(
         default=None, description="the scope key itself, in hex; not a flag"
     )
+    sealing: Literal["sealed", "clear"] | None = Field(
+        default=None,
+        description="sealed: objects of the scope are sealed, so that nobody outside can read or "
+        "make them, and others are not used; clear, the default: the reverse",
+    )
+    suite: Literal["aes-128-gcm", "aes-256-gcm"] | None = Field(
+        default=None, description="what objects are sealed with; aes-128-gcm if left out"
+    )
+    padding: Padding | None = Field(
+        default=None,
+        description="which sealed objects are made longer, so that lengths tell less: auto, the "
+        "default, those of codecs whose lengths depend on content; none; or bucket, all",
+    )
 
     def load_scope_key(self) -> ScopeKey:
         """Return the scope key.
@@ -173,9 +186,23 @@ class ScopedSettings(Settings):
         """Return the scope: its key, and what goes with it.
 
         Raises:
-            ConfigError: As :meth:`load_scope_key` does.
+            ConfigError: As :meth:`load_scope_key` does, or if it is said how objects are sealed
+                that are not.
         """
-        return Scope(self.load_scope_key())
+        return Scope(self.load_scope_key(), self.load_protection())
+
+    def load_protection(self) -> Protection | None:
+        """Return how objects are sealed; None: they go in clear.
+
+        Raises:
+            ConfigError: If it is said how objects are sealed that are not.
+        """
+        if self.sealing == "sealed":
+            return Protection(SUITES[self.suite or "aes-128-gcm"], self.padding or "auto")
+        for name in ("suite", "padding"):
+            if (value := getattr(self, name)) is not None:
+                raise ConfigError(f"{name} is {value!r}, expected sealing to be sealed then")
+        return None
 
 
 class CertifiedSettings(CommonSettings):

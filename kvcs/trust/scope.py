@@ -6,6 +6,9 @@ from typing import Literal
 
 from kvcs.kvsp.keys import ScopeKey
 
+#: Which sealed Objects are made longer, so that their lengths tell less.
+Padding = Literal["auto", "none", "bucket"]
+
 
 class Suite(IntEnum):
     """What Objects are sealed with (Secure Objects, cipher suites); other values are refused."""
@@ -14,12 +17,19 @@ class Suite(IntEnum):
     AES_256_GCM_SHA512_128 = 0x0005
 
 
+#: What the suites are called where people choose one.
+SUITES = {
+    "aes-128-gcm": Suite.AES_128_GCM_SHA256_128,
+    "aes-256-gcm": Suite.AES_256_GCM_SHA512_128,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Protection:
     """How the Objects of a scope are sealed."""
 
     suite: Suite = Suite.AES_128_GCM_SHA256_128
-    padding: Literal["auto", "none", "bucket"] = "auto"
+    padding: Padding = "auto"
     """``auto``: none for ``raw``, buckets for codecs whose lengths depend on what is encoded."""
 
 
@@ -30,3 +40,8 @@ class Scope:
     key: ScopeKey
     protection: Protection | None = None
     """None: Objects go in clear, and sealed ones are discarded. Never either (decision 17)."""
+
+    @classmethod
+    def of(cls, scope: "Scope | ScopeKey") -> "Scope":
+        """Return the scope; of a key alone, the one that says nothing else: it is in clear."""
+        return cls(scope) if isinstance(scope, ScopeKey) else scope

@@ -21,6 +21,7 @@ from kvcs.config import (
 )
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
+from kvcs.trust.scope import Protection, Scope, Suite
 
 S = TypeVar("S", bound=CommonSettings)
 RELAY = "moqt://relay.example:4443/"
@@ -317,6 +318,38 @@ def test_a_scope_key_that_cannot_be_used_is_refused_without_showing_it(
         read(ProducerSettings, "--connect", RELAY, *flags, env=env).load_scope_key()
     assert "5e5e" not in str(refused.value)
     assert "secret!" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "protection"),
+    [
+        ([], None),
+        (["--sealing", "clear"], None),
+        (["--sealing", "sealed"], Protection()),
+        (
+            ["--sealing", "sealed", "--suite", "aes-256-gcm", "--padding", "bucket"],
+            Protection(Suite.AES_256_GCM_SHA512_128, "bucket"),
+        ),
+    ],
+)
+def test_a_scope_is_sealed_if_that_is_said(flags: list[str], protection: Protection | None) -> None:
+    env = {"KVCS_SCOPE_KEY": SECRET}
+    for cls in (ProducerSettings, ConsumerSettings, StoreSettings):
+        scope = read(cls, "--connect", RELAY, *flags, env=env).load_scope()
+        assert scope == Scope(ScopeKey(bytes.fromhex(SECRET)), protection)
+
+
+@pytest.mark.parametrize("flags", [["--suite", "aes-256-gcm"], ["--padding", "none"]])
+@pytest.mark.parametrize("clear", [[], ["--sealing", "clear"]])
+def test_how_objects_are_sealed_is_not_said_where_they_are_not(
+    flags: list[str], clear: list[str]
+) -> None:
+    settings = read(
+        ProducerSettings, "--connect", RELAY, *clear, *flags, env={"KVCS_SCOPE_KEY": SECRET}
+    )
+
+    with pytest.raises(ConfigError, match=f"{flags[0][2:]} is '{flags[1]}', expected sealing"):
+        settings.load_scope()
 
 
 def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
