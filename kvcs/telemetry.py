@@ -46,6 +46,7 @@ class LogEvent(StrEnum):
     PUBLICATION_EXPIRED = "publication expired"
     PUBLICATION_EVICTED = "publication evicted"
     PUBLICATION_FOUND = "publication found"
+    SCOPE_WITHOUT = "not in this scope"
     MANIFEST_ACCEPTED = "manifest accepted"
     OBJECT_UNOPENED = "object not opened"
     OBJECT_REJECTED = "object rejected"

@@ -1,7 +1,7 @@
 """Store: a depot, whom it follows, and to whom it serves; the beginning and the end of it all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -116,7 +116,7 @@ class Store:
         scope: Scope | ScopeKey,
         options: StoreOptions | None = None,
         *,
-        trusted: dict[bytes, PublicKey] | None = None,
+        trusted: Mapping[bytes, PublicKey] | None = None,
         codecs: CodecRegistry | None = None,
         counters: Counters | None = None,
     ) -> None:
