@@ -12,7 +12,14 @@ from typing import Self
 
 import structlog
 
-from kvcs.config import IndexSettings, ProducerSettings, RelaySettings, Settings, StoreSettings
+from kvcs.config import (
+    IndexSettings,
+    ListeningSettings,
+    ProducerSettings,
+    RelaySettings,
+    Settings,
+    StoreSettings,
+)
 from kvcs.errors import ConfigError
 from kvcs.telemetry import LogEvent
 from kvcs.trust.prefixes import discoverable
@@ -22,6 +29,7 @@ from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, S
 from moqt.aio.engine import check_engine
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
+from moqt.session.guests import GuestLimits, Guests
 from moqt.wire.token import AuthorizationToken
 
 log = structlog.get_logger("kvcs")
@@ -29,6 +37,9 @@ log = structlog.get_logger("kvcs")
 #: Seconds that a peer may give no sign of life, although it is asked for one, until another
 #: session is made beside the one with it. It is not closed for that: an event loop may stand still.
 SILENCE_S = 3.0
+#: Octets of requests that may have arrived and not been read: more than all of them together have
+#: that a peer can have open.
+SERVING_WINDOW = 1 << 20
 #: Seconds for a session that takes the place of a lost one. Who dials asks ever more rarely, and a
 #: relay that is started again meanwhile would wait for the next time.
 REDIAL_S = 5.0
@@ -92,9 +103,55 @@ def quic_settings(settings: Settings) -> QuicSettings:
         congestion_control=settings.congestion_control,
         engine=settings.engine,
     )
-    if isinstance(settings, ProducerSettings | RelaySettings | StoreSettings):
-        return replace(limits, max_connections=settings.max_connections)
+    if isinstance(settings, ListeningSettings):
+        return replace(
+            limits,
+            max_connections=settings.max_connections,
+            max_connections_of_peer=settings.max_connections_of_peer,
+            max_handshakes=settings.max_handshakes,
+            max_handshakes_per_s_of_peer=settings.max_handshakes_per_s_of_peer,
+            retry_above=settings.retry_above,
+        )
     return limits
+
+
+def serving_quic(settings: ListeningSettings) -> QuicSettings:
+    """Return the limits of connections that come to who publishes and takes nothing.
+
+    Nobody has data to send there, so the receive windows, which a peer can fill and leave, are no
+    larger than requests need.
+
+    Raises:
+        ConfigError: As :func:`quic_settings` does.
+    """
+    limits = quic_settings(settings)
+    return replace(
+        limits,
+        connection_window=min(limits.connection_window, SERVING_WINDOW),
+        stream_window=min(limits.stream_window, SERVING_WINDOW),
+    )
+
+
+def session_config(settings: ListeningSettings) -> SessionConfig:
+    """Return the limits of the sessions of a listener."""
+    return SessionConfig(
+        max_requests=settings.max_requests,
+        max_requests_per_s=settings.max_requests_per_s,
+        max_request_updates=settings.max_request_updates,
+        max_filter_ranges=settings.max_filter_ranges,
+        max_unread_octets=settings.max_unread_octets,
+    )
+
+
+def guests(settings: ListeningSettings) -> Guests:
+    """Return what counts the sessions and requests of each peer of a listener."""
+    return Guests(
+        GuestLimits(
+            max_sessions_of_peer=settings.max_sessions_of_peer,
+            max_requests_of_peer=settings.max_requests_of_peer,
+            max_requests_per_s_of_peer=settings.max_requests_per_s_of_peer,
+        )
+    )
 
 
 def client_tls(settings: Settings) -> ClientTls:

@@ -73,6 +73,18 @@ class TooManyRequestUpdates(ProtocolError):
     code = SessionErrorCode.TOO_MANY_REQUEST_UPDATES
 
 
+class TooManyRequests(ProtocolError):
+    """The peer goes on asking although it was told to wait. The draft has no code for it."""
+
+    code = SessionErrorCode.INTERNAL_ERROR
+
+
+class TooManySessions(ProtocolError):
+    """The peer has as many sessions as it may have. The draft has no code for it."""
+
+    code = SessionErrorCode.INTERNAL_ERROR
+
+
 class DuplicateAuthTokenAlias(ProtocolError):
     """A token was registered under an alias that is still taken."""
 

@@ -6,6 +6,7 @@ from typing import Self
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, note
 from kvcs.cli.output import Output
 from kvcs.config import (
     Address,
@@ -263,8 +264,10 @@ def renew_tokens(service: HttpService, path: object) -> None:
         service.authorizer = TokenFile.read(str(path))
     except ConfigError as exc:
         log.warning(LogEvent.TOKENS_REFUSED, error=str(exc))
+        note(AuditEvent.KEY, Outcome.REFUSED, reason=str(exc))
     else:
         log.info(LogEvent.TOKENS_TAKEN, file=str(path))
+        note(AuditEvent.KEY, Outcome.TAKEN, reason=f"tokens of {path}")
 
 
 def _is_every(host: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 
+from kvcs.audit import auditing
 from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
@@ -17,7 +18,15 @@ from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_config, client_tls, quic_settings, server_tls
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
@@ -139,7 +148,9 @@ async def run(args: Namespace) -> int:
                 address = await producer.listen(
                     *settings.listen,
                     tls=server_tls(settings),
-                    quic=quic_settings(settings),
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
                     authority=authorizing.authority,
                 )
                 output.tell("listening", host=address[0], port=address[1])
@@ -157,7 +168,7 @@ async def run(args: Namespace) -> int:
     listens = settings.listen is not None or settings.http_listen is not None
     renew = authorizing.renewing(over_http.renewing(producer.identify))
     renewing = renewing_certificate(settings, renew, [settings.tokens_file])
-    with renewing if listens else nullcontext():
+    with auditing(settings.audit_file), renewing if listens else nullcontext():
         # What is over HTTP is drained first, then the sessions.
         await run_until_stopped(serve, authorizing.keep, grace=2 * settings.drain_s + 8.0)
     return 0

@@ -3,6 +3,8 @@
 import asyncio
 from argparse import ArgumentParser, Namespace
 
+from kvcs.audit import auditing
+from kvcs.cli.audited import Audited
 from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
@@ -11,13 +13,14 @@ from kvcs.lifecycle import run_until_stopped
 from kvcs.link import (
     client_config,
     client_tls,
+    guests,
     quic_settings,
     server_tls,
+    session_config,
     upstream_prefixes,
 )
 from kvcs.telemetry import set_up_logging
 from moqt.relay.server import Relay, RelayOptions
-from moqt.session.config import SessionConfig
 
 NAME = "relay"
 HELP = "pass publications on between producers and consumers, and keep them"
@@ -65,15 +68,6 @@ def relay_options(settings: RelaySettings) -> RelayOptions:
     )
 
 
-def session_config(settings: RelaySettings) -> SessionConfig:
-    """Return the limits of its sessions."""
-    return SessionConfig(
-        max_requests=settings.max_requests,
-        max_request_updates=settings.max_request_updates,
-        max_filter_ranges=settings.max_filter_ranges,
-    )
-
-
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
     settings = settings_from(RelaySettings, args)
@@ -85,6 +79,8 @@ async def run(args: Namespace) -> int:
         quic=quic_settings(settings),
         config=session_config(settings),
         authority=authorizing.authority,
+        guests=guests(settings),
+        observer=Audited(),
     )
     shown = client_config(settings).tokens
     prefixes = upstream_prefixes(settings)
@@ -101,6 +97,7 @@ async def run(args: Namespace) -> int:
             )
         output.tell("stopped")
 
-    with renewing_certificate(settings, authorizing.renewing(relay.identify)):
+    renewing = renewing_certificate(settings, authorizing.renewing(relay.identify))
+    with auditing(settings.audit_file), renewing:
         await run_until_stopped(serve, authorizing.keep, grace=settings.drain_s + 5.0)
     return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, note
 from kvcs.config import IndexSettings, ProducerSettings, RelaySettings, StoreSettings
 from kvcs.lifecycle import on_change, on_hangup
 from kvcs.link import server_tls
@@ -42,8 +43,10 @@ def renewing_certificate(
             identify(tls)
         except TlsSettingsError as exc:
             log.warning(LogEvent.CERTIFICATE_REFUSED, error=str(exc))
+            note(AuditEvent.CERTIFICATE, Outcome.REFUSED, reason=str(exc))
         else:
             log.info(LogEvent.CERTIFICATE_TAKEN, file=str(tls.certificate_file))
+            note(AuditEvent.CERTIFICATE, Outcome.TAKEN, reason=str(tls.certificate_file))
 
     named = [file for file in files if file is not None]
     with on_hangup(renew), on_change(named, renew, settings.watch_s):

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from kvcs.audit import auditing
 from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
@@ -18,7 +19,15 @@ from kvcs.depot.daemon import Store, StoreOptions
 from kvcs.depot.shelf import Holding
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_config, client_tls, quic_settings, server_tls
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
 from kvcs.trust.scope import Scope
@@ -99,7 +108,9 @@ async def run(args: Namespace) -> int:
                 address = await store.listen(
                     *settings.listen,
                     tls=server_tls(settings),
-                    quic=quic,
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
                     authority=authorizing.authority,
                 )
                 output.tell("listening", host=address[0], port=address[1])
@@ -114,7 +125,7 @@ async def run(args: Namespace) -> int:
     listens = settings.listen is not None or settings.http_listen is not None
     renew = authorizing.renewing(over_http.renewing(store.identify))
     renewing = renewing_certificate(settings, renew, [settings.tokens_file])
-    with renewing if listens else nullcontext():
+    with auditing(settings.audit_file), renewing if listens else nullcontext():
         # What is over HTTP is drained first, then the sessions.
         await run_until_stopped(serve, authorizing.keep, grace=2 * settings.drain_s + 8.0)
     return 0

@@ -190,9 +190,6 @@ class RelaySettings(ListeningSettings):
         max_length=8192,
         description="where sessions are told to go after SIGTERM, moqt://HOST:PORT/PATH",
     )
-    max_requests: int = Field(
-        default=4096, ge=1, description="requests of one session at once; more are refused"
-    )
     max_namespaces: int = Field(
         default=4096, ge=1, description="namespaces that one session may announce"
     )
@@ -206,12 +203,6 @@ class RelaySettings(ListeningSettings):
     )
     max_tracks: int = Field(
         default=65_536, ge=1, description="tracks that are kept or passed on at once"
-    )
-    max_filter_ranges: int = Field(
-        default=64, ge=0, description="ranges in the filters of one request"
-    )
-    max_request_updates: int = Field(
-        default=32, ge=1, description="unanswered updates of one request; more end the session"
     )
     publisher_grace_s: float = Field(
         default=2.0, ge=0, description="seconds that a track waits for another producer when lost"

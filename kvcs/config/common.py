@@ -319,10 +319,56 @@ class ListeningSettings(CertifiedSettings, Settings):
     max_connections: int = Field(
         default=1024, ge=1, description="connections at once; more are refused"
     )
+    max_connections_of_peer: int = Field(
+        default=512, ge=1, description="connections at once from one address, an IPv6 network too"
+    )
+    max_handshakes: int = Field(
+        default=128, ge=1, description="handshakes under way, a quarter of them from one address"
+    )
+    max_handshakes_per_s_of_peer: float = Field(
+        default=100.0, gt=0, description="handshakes in a second from one address, on average"
+    )
+    retry_above: int = Field(
+        default=32,
+        ge=0,
+        description="handshakes under way from which on clients must prove their address",
+    )
+    max_sessions_of_peer: int = Field(
+        default=512, ge=1, description="sessions of one identity, or of one address without tokens"
+    )
+    max_requests: int = Field(
+        default=4096, ge=1, description="requests of one session at once; more are refused"
+    )
+    max_requests_of_peer: int = Field(
+        default=16_384, ge=1, description="requests at once of one identity or address"
+    )
+    max_requests_per_s: float = Field(
+        default=1000.0,
+        gt=0,
+        description="requests of one session in a second, on average, and as many updates",
+    )
+    max_requests_per_s_of_peer: float = Field(
+        default=2000.0, gt=0, description="requests in a second of one identity or address"
+    )
+    max_filter_ranges: int = Field(
+        default=64, ge=0, description="ranges in the filters of one request"
+    )
+    max_request_updates: int = Field(
+        default=32, ge=1, description="unanswered updates of one request; more end the session"
+    )
+    max_unread_octets: OctetsSetting = Field(
+        default=16 << 20,
+        ge=1 << 16,
+        description="octets of answers that a session may leave unread; more end it",
+    )
     drain_s: float = Field(
         default=10.0,
         ge=0,
         description="seconds for sessions to end after SIGTERM before they are closed",
+    )
+    audit_file: Path | None = Field(
+        default=None,
+        description="file that lines of audit are added to, as JSON (default: among the log lines)",
     )
 
     # Who may ask.

@@ -37,6 +37,7 @@ from moqt.aio.tls import check_client_tls
 from moqt.authority import Authority
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
+from moqt.session.guests import Guests
 
 log = structlog.get_logger("kvcs.depot")
 
@@ -161,10 +162,12 @@ class Store:
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
         authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> tuple[str, int]:
         """Accept sessions of consumers and relays.
 
         ``authority`` is asked about each session and each request; None: everything is allowed.
+        ``guests`` counts what each peer has; by default one with the limits that it comes with.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -182,6 +185,7 @@ class Store:
                 config=config,
                 on_connection=on_connection,
                 authority=authority,
+                guests=guests,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None

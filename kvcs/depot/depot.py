@@ -17,6 +17,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import structlog
 
+from kvcs.audit import Outcome, note_publication
 from kvcs.depot.archive import MAX_EVICTED, Archive, Batch, DiskFullError, Wanted
 from kvcs.depot.gallery import Gallery
 from kvcs.depot.images import Image, ShelvedTrack
@@ -343,6 +344,7 @@ class Depot:
             objects=holding.objects,
             octets=holding.octets,
         )
+        note_publication(name, Outcome.PUBLISHED)
 
     def done(self, name: PublicationName) -> None:
         """Nothing is written to a publication any more, for now; what there is of it is served."""
@@ -468,6 +470,7 @@ class Depot:
             self.whole.remove(name.namespace)
         self.gallery.forget(name)
         log.info(event, publication=str(name), octets=holding.octets, **more)
+        note_publication(name, Outcome.WITHDRAWN, more.get("reason") or event.value)
         # In the order of what is written: nothing that comes after it is for this one.
         drop = partial(self._archive.drop, holding.number, evicted=name if is_evicted else None)
         dropping = asyncio.get_running_loop().run_in_executor(self._writer, drop)

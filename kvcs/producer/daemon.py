@@ -50,6 +50,7 @@ from moqt.aio import (
 from moqt.aio.tls import check_client_tls
 from moqt.authority import Authority
 from moqt.session.config import SessionConfig
+from moqt.session.guests import Guests
 
 log = structlog.get_logger("kvcs.producer")
 T = TypeVar("T")
@@ -183,11 +184,13 @@ class Producer:
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
         authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> tuple[str, int]:
         """Accept sessions.
 
         ``on_connection`` is called with each new one, ahead of its SETUP; for figures.
         ``authority`` is asked about each session and each request; None: everything is allowed.
+        ``guests`` counts what each peer has; by default one with the limits that it comes with.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -206,6 +209,7 @@ class Producer:
                 config=config,
                 on_connection=on_connection,
                 authority=authority,
+                guests=guests,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None

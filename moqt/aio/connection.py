@@ -40,11 +40,13 @@ from moqt.session.commands import (
 from moqt.session.config import Role, SessionConfig
 from moqt.session.core import Session
 from moqt.session.events import (
+    AccessDecided,
     Event,
     FetchReceived,
     GoawayReceived,
     ObjectPiece,
     ObjectReceived,
+    PeerLimited,
     PeerRequestEnded,
     PublishNamespaceReceived,
     PublishReceived,
@@ -59,7 +61,9 @@ from moqt.session.events import (
     TrackStatusReceived,
     TracksUpdated,
 )
+from moqt.session.guests import Guests
 from moqt.session.localtrack import LocalTrack
+from moqt.session.streams import is_unidirectional
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter
 from moqt.wire.token import AuthorizationToken
 
@@ -139,6 +143,12 @@ class RequestHandler:
     def request_ended(self, connection: "MoqtConnection", event: PeerRequestEnded) -> None:
         """A request that was handed out is over."""
 
+    def access_decided(self, connection: "MoqtConnection", event: AccessDecided) -> None:
+        """The authority said whether the peer may do something; it was told so already."""
+
+    def peer_limited(self, connection: "MoqtConnection", event: PeerLimited) -> None:
+        """The peer was at a limit of the session or its endpoint, and was told so."""
+
     def connection_closed(self, connection: "MoqtConnection") -> None:
         """The session is over; ``connection.closed`` says why. Always the last call."""
 
@@ -170,9 +180,15 @@ class MoqtConnection:
         config: SessionConfig,
         handler: RequestHandler,
         authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self.session = Session(
-            role, config, wake=transport.wake, authority=authority, wall_clock=time.time
+            role,
+            config,
+            wake=transport.wake,
+            authority=authority,
+            wall_clock=time.time,
+            guests=guests,
         )
         self.going_away: GoawayReceived | None = None
         """The peer's GOAWAY for the whole session, once it has come."""
@@ -189,6 +205,7 @@ class MoqtConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._drain_s: float | None = None
+        self._said = 0  # octets on control and request streams since it was looked who reads them
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -585,6 +602,8 @@ class MoqtConnection:
 
     def stream_data_received(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Hand octets of a stream to the session (called by the engine)."""
+        if not is_unidirectional(StreamId(stream_id)):
+            self.session.tell_time(time.monotonic())  # requests are counted by it
         self.session.receive_stream_data(StreamId(stream_id), data, fin=fin)
 
     def stream_reset_received(self, stream_id: int, code: int) -> None:
@@ -635,6 +654,8 @@ class MoqtConnection:
         match command:
             case SendStreamData(stream_id, data, fin):
                 transport.send_stream_data(stream_id, data, fin)
+                if not is_unidirectional(stream_id):
+                    self._look_who_reads(len(data))
             case ReleaseCredit(stream_id, octets):
                 transport.consumed(stream_id, octets)
             case ResetStream(stream_id, stream_code, after_delivery):
@@ -646,6 +667,18 @@ class MoqtConnection:
                 if drain_s is None:
                     drain_s = GOAWAY_DRAIN_S if code == SessionErrorCode.NO_ERROR else 0.0
                 transport.close(code, reason, drain_s=drain_s)
+
+    def _look_who_reads(self, octets: int) -> None:
+        """Leave a peer that makes us answer and does not take the answers."""
+        self._said += octets
+        limit = self.session.config.max_unread_octets
+        if self._said > limit // 8:
+            self._said = 0
+            unread = self._transport.unread_octets()
+            if unread > limit:
+                self.session.close(
+                    SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, f"{unread} octets were not taken"
+                )
 
     def _dispatch(self) -> bool:
         """Hand out the session's events; return whether there were any."""
@@ -681,6 +714,10 @@ class MoqtConnection:
                 handler.subscribe_namespace_received(self, event)
             case PeerRequestEnded():
                 handler.request_ended(self, event)
+            case AccessDecided():
+                handler.access_decided(self, event)
+            case PeerLimited():
+                handler.peer_limited(self, event)
             case SessionEstablished():
                 if not self._established.done():
                     self._established.set_result(None)

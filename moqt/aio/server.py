@@ -12,6 +12,7 @@ from moqt.aio.transport import QuicListener, QuicTransport
 from moqt.authority import Authority
 from moqt.codepoints import SessionErrorCode
 from moqt.session.config import Role, SessionConfig
+from moqt.session.guests import Guests
 
 
 class Server:
@@ -23,8 +24,10 @@ class Server:
         handler: RequestHandler,
         on_connection: Callable[[MoqtConnection], None] | None,
         authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self._config = config
+        self._guests = guests or Guests()
         self._authority = authority
         self._handler = handler
         self._on_connection = on_connection
@@ -50,7 +53,7 @@ class Server:
     def receiver(self, transport: QuicTransport) -> MoqtConnection:
         """Make the session of a new connection (called by the engine)."""
         connection = MoqtConnection(
-            transport, Role.SERVER, self._config, self._handler, self._authority
+            transport, Role.SERVER, self._config, self._handler, self._authority, self._guests
         )
         _ = self.connections  # forget those that ended
         self._connections[connection] = None
@@ -117,6 +120,7 @@ async def serve(
     config: SessionConfig | None = None,
     on_connection: Callable[[MoqtConnection], None] | None = None,
     authority: Authority | None = None,
+    guests: Guests | None = None,
 ) -> Server:
     """Listen for sessions.
 
@@ -130,13 +134,15 @@ async def serve(
         on_connection: Called with each new session, ahead of its SETUP.
         authority: Asked about each SETUP and each request, before the handler hears of it; None:
             everything is allowed.
+        guests: Counts what each peer has; by default one of this listener alone, with the limits
+            that it comes with.
 
     Raises:
         EngineUnavailableError: If the engine that ``quic`` names cannot run here.
         TlsSettingsError: If a file of ``tls`` cannot be used.
         OSError: If the address cannot be bound; the message names it.
     """
-    server = Server(config or SessionConfig(), handler, on_connection, authority)
+    server = Server(config or SessionConfig(), handler, on_connection, authority, guests)
     quic = quic or QuicSettings()
     listen = engine_named(quic.engine).listen
     server.listening(await listen(host, port, quic, tls, server.receiver, alpn=[ALPN]))

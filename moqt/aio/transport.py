@@ -131,6 +131,9 @@ class QuicTransport(Protocol):
         For a stream not opened yet: 0 when the peer grants no further stream.
         """
 
+    def unread_octets(self) -> int:
+        """Octets written to control and request streams that the peer has not acknowledged."""
+
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on.
 

@@ -51,6 +51,20 @@ class SessionConfig:
     max_requests: int = 4096
     """Requests of the peer alive at once; one more is answered EXCESSIVE_LOAD."""
 
+    max_requests_per_s: float = 1000.0
+    """Requests of the peer in a second, on average, and four times as many at once. One more is
+    answered EXCESSIVE_LOAD, with a Retry Interval; who goes on as fast nevertheless, for as many
+    again, is closed INTERNAL_ERROR. So it is with updates, which are counted apart and of which one
+    more closes the session TOO_MANY_REQUEST_UPDATES: refused, it would end its request anyway."""
+
+    max_half_octets: int = 1024 * 1024
+    """Octets of messages of the peer on request streams that are not whole yet; the request that
+    passes it is given up, as with ``message_timeout_s``."""
+
+    max_unread_octets: int = 16 * 1024 * 1024
+    """Octets on control and request streams that the peer has not acknowledged; more closes the
+    session CONTROL_MESSAGE_TIMEOUT. A list of namespaces can be some megabytes."""
+
     max_object_octets: int = 66 * 1024 * 1024 + 4096
     """Largest Object received; a longer one costs its stream, not the session."""
 
@@ -86,7 +100,12 @@ class SessionConfig:
     """How long the peer's SETUP may take; then the session closes CONTROL_MESSAGE_TIMEOUT."""
 
     park_timeout_s: float = 10.0
-    """How long a stream waits for its SUBSCRIBE_OK; then it is stopped."""
+    """How long a data stream waits for its SUBSCRIBE_OK, or its header for its end; then it is
+    stopped."""
+
+    message_timeout_s: float = 10.0
+    """How long a message on a request stream may take from its first octet to its last; then the
+    request is given up: its stream is reset, EXCESSIVE_LOAD if it was the first message."""
 
     answer_timeout_s: float = 30.0
     """How long the application may take to answer a request; then TIMEOUT is sent."""

@@ -19,6 +19,8 @@ from moqt.session.commands import (
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import Event, RequestId
 from moqt.session.guard import Guard
+from moqt.session.guests import Guests, Visit
+from moqt.session.pace import Pace
 from moqt.session.sendqueue import OpenStreams
 from moqt.session.streams import StreamIds
 from moqt.session.tokens import TokenCache, Wallet
@@ -95,6 +97,12 @@ class Context:
     open_streams: OpenStreams = field(init=False)
     """The data streams that we send on."""
 
+    pace: Pace = field(init=False)
+    """How fast the peer asks."""
+
+    now: float = 0.0
+    """The time, as it was told last."""
+
     ended: list[RequestId] = field(default_factory=list)
     """Requests that are over, for the session to forget."""
 
@@ -110,14 +118,25 @@ class Context:
     wallet: Wallet = field(default_factory=Wallet)
     """Tokens that we have shown, and what the peer keeps of them."""
 
+    guests: Guests | None = None
+    """Counts what each peer has of this endpoint, over all sessions."""
+
+    visit: Visit = field(init=False)
+    """What this session has of it."""
+
     wake: Callable[[], None] | None = None
     """Tells the shell that a shared Track has something to send, without a word from the wire."""
 
     def __post_init__(self) -> None:
         self.tokens = TokenCache(self.config.max_auth_token_cache_octets)
         self.open_streams = OpenStreams(self.config.max_data_streams)
+        self.pace = Pace(self.config.max_requests_per_s)
+        self.visit = Visit(self.guests)
         self.guard = Guard(
-            self.authority, self.wall_clock, lambda seconds: self.timers.start(GUARD_TIMER, seconds)
+            self.authority,
+            self.wall_clock,
+            lambda seconds: self.timers.start(GUARD_TIMER, seconds),
+            self.emit,
         )
 
     def emit(self, event: Event) -> None:

@@ -9,6 +9,7 @@ from moqt.errors import (
     InvalidPath,
     ProtocolError,
     SetupRefused,
+    TooManySessions,
     UnknownAuthTokenAlias,
 )
 from moqt.session.commands import StreamId
@@ -120,6 +121,8 @@ class ControlStreams:
         denied = context.guard.setup(tokens, asked=context.role is Role.SERVER)
         if denied is not None:
             raise SetupRefused(SESSION_CODES[denied.why])
+        if not context.visit.enter(context.guard.whose()):
+            raise TooManySessions("as many sessions as one peer may have")
         context.peer_setup = setup
         context.timers.stop(SETUP_TIMER)
         context.emit(SessionEstablished(peer_setup=setup))

@@ -37,6 +37,7 @@ from moqt.session.events import (
     FetchReceived,
     ObjectPiece,
     ObjectReceived,
+    PeerLimited,
     PublishNamespaceReceived,
     PublishReceived,
     RequestId,
@@ -49,6 +50,8 @@ from moqt.session.events import (
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
 from moqt.session.guard import REQUEST_CODES, SESSION_CODES, Question
+from moqt.session.guests import Busy, Guests
+from moqt.session.halves import HalfMessages
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publisher import OwnPublication, PeerSubscription, Publisher
 from moqt.session.requests import (
@@ -116,6 +119,7 @@ class Session:
         authority: Asked about each request of the peer, before anything else is; None: everything
             is allowed.
         wall_clock: Seconds since the epoch, for the authority.
+        guests: What each peer has of this endpoint, over all its sessions; None: not counted.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class Session:
         wake: Callable[[], None] | None = None,
         authority: Authority | None = None,
         wall_clock: Callable[[], float] = lambda: 0.0,
+        guests: Guests | None = None,
     ) -> None:
         self.role = role
         self.config = config or SessionConfig()
@@ -135,6 +140,7 @@ class Session:
             StreamIds(role),
             authority=authority,
             wall_clock=wall_clock,
+            guests=guests,
             wake=wake,
         )
         self._ends_with: SessionErrorCode | None = None
@@ -149,6 +155,7 @@ class Session:
         self._opening: dict[StreamId, tuple[MessageBuffer, bool]] = {}
         self._discarded: set[StreamId] = set()  # requests that were not even looked at
         self._early_stops: dict[StreamId, int] = {}
+        self._half = HalfMessages(self._context, self._give_up_half)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -177,7 +184,24 @@ class Session:
         """Whether a stream of Objects may have something to send."""
         return not self._queue.is_idle
 
+    @property
+    def peer_name(self) -> str:
+        """Whose session it is: who was granted it, else what stands for where it comes from."""
+        return self._context.guard.whose()
+
+    @property
+    def peer_requests(self) -> int:
+        """Requests of the peer that are alive."""
+        return sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values())
+
     # -- doors: what happened on the wire --------------------------------------------------------
+
+    def tell_time(self, now: float) -> None:
+        """Take note of the time ahead of what comes on request streams, which is counted by it.
+
+        :meth:`handle_timer` says it, too, but only after what came, and it may be long ago.
+        """
+        self._context.now = now
 
     def start(self, *, address: str = "", certificate: bytes | None = None) -> None:
         """Open the control stream and send SETUP. Once, when the connection is up.
@@ -223,6 +247,7 @@ class Session:
         else:
             self._opening.pop(stream_id, None)
             self._discarded.discard(stream_id)
+        self._half.forget(stream_id)
 
     def receive_stop_sending(self, stream_id: StreamId, code: int) -> None:
         """The peer wants no more of a stream. The transport has reset it already."""
@@ -261,6 +286,7 @@ class Session:
         """Do what is due at ``now`` (seconds of any steady clock). Call it before each drain."""
         if self._terminated is not None:
             return
+        self._context.now = now
         for key in self._context.timers.expired(now):
             if self._terminated is not None:
                 return
@@ -326,6 +352,7 @@ class Session:
         context = self._context
         for request_id in context.ended:
             context.guard.forget(request_id)
+            context.visit.done(request_id)
             if (request := self._requests.pop(request_id, None)) is not None:
                 self._forget_stream(request)
         context.ended.clear()
@@ -903,6 +930,7 @@ class Session:
         request = self._by_stream.get(stream_id)
         if request is not None:
             request.receive(data, fin)
+            self._half.note(stream_id, request.half_octets)
             self._forget_stream(request)
             return
         if is_opened_by(stream_id, self.role):
@@ -917,11 +945,23 @@ class Session:
         if self._context.peer_setup is not None:
             self._open_peer_request(stream_id)
         elif self._too_much_waits():
-            del self._opening[stream_id]
-            if not fin:
-                self._discarded.add(stream_id)
-                self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
-            self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+            self._discard(stream_id)
+
+    def _discard(self, stream_id: StreamId) -> None:
+        """Give up a request stream whose first message has not been read."""
+        _, fin = self._opening.pop(stream_id)
+        if not fin:
+            self._discarded.add(stream_id)
+            self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+        self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+
+    def _give_up_half(self, stream_id: StreamId) -> None:
+        """Give up a request stream on which a message does not come to its end."""
+        self._limited("a message on a request stream did not come to its end")
+        if stream_id in self._opening:
+            self._discard(stream_id)
+        elif (request := self._by_stream.get(stream_id)) is not None and not request.over:
+            request.given_up(StreamErrorCode.EXCESSIVE_LOAD)
 
     def _too_much_waits(self) -> bool:
         """Whether the requests that came ahead of SETUP pass a limit."""
@@ -939,6 +979,8 @@ class Session:
                 buffer.finish()
                 del self._opening[stream_id]
                 self._context.reset(stream_id, StreamErrorCode.CANCELLED)
+            else:
+                self._half.note(stream_id, buffer.pending)
             return
         del self._opening[stream_id]
         if message.type not in REQUESTS:
@@ -948,6 +990,7 @@ class Session:
         if (stopped := self._early_stops.pop(stream_id, None)) is not None:
             request.stop_received(stopped)
         request.receive(b"", fin)
+        self._half.note(stream_id, request.half_octets)
         self._forget_stream(request)
 
     def _peer_request(self, stream_id: StreamId, message: Message) -> PeerRequest:
@@ -1021,18 +1064,36 @@ class Session:
                 raise ProtocolError(f"{message.type.name} opens a request stream")
         self._requests[request_id] = request
         self._by_stream[stream_id] = request
+        too_fast_ms = self._context.pace.request(self._context.now)
         if unknown_alias is not None:
             request.reject(RequestErrorCode.MALFORMED_AUTH_TOKEN, unknown_alias)
+        elif too_fast_ms is not None:  # ahead of signatures, which cost most
+            reason = f"more than {self.config.max_requests_per_s:g} requests a second"
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_ms=too_fast_ms)
+            self._limited(reason)
         elif (denied := self._denied(request, message, tokens)) is not None:
             # Nothing was looked at yet, so nothing of what there is can be seen in the answer.
             after_s = denied.retry_after_s
             retry_ms = None if after_s is None else max(0, round(after_s * 1000))
             request.reject(REQUEST_CODES[denied.why], "", retry_ms=retry_ms)
+        elif (busy := self._busy(request_id)) is not None:
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, busy.reason, retry_ms=busy.retry_ms)
+            self._limited(busy.reason)
         elif (refusal := self._refusal(request, message, parameters)) is not None:
             request.reject(*refusal)
+            if refusal[0] is RequestErrorCode.EXCESSIVE_LOAD:
+                self._limited(refusal[1])
         else:
             self._context.emit(event)
         return request
+
+    def _limited(self, reason: str) -> None:
+        self._context.emit(PeerLimited(who=self._context.guard.whose(), reason=reason))
+
+    def _busy(self, request_id: RequestId) -> Busy | None:
+        """Say why a request is not taken now: the peer has enough, in all its sessions together."""
+        context = self._context
+        return context.visit.ask(request_id, context.guard.whose(request_id), context.now)
 
     def _tokens_of(self, parameters: Parameters) -> tuple[Tokens, str | None]:
         """Return what a request is judged by, or what is wrong with its aliases."""
@@ -1075,7 +1136,7 @@ class Session:
         if self._control.goaway_sent:
             return RequestErrorCode.GOING_AWAY, ""
         limit = self.config.max_requests
-        if sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values()) > limit:
+        if len(self._requests) > limit and self.peer_requests > limit:
             return RequestErrorCode.EXCESSIVE_LOAD, f"{limit} requests are open"
         defect = filter_defect(parameters, self.config.max_filter_ranges)
         if defect is not None:
@@ -1149,6 +1210,7 @@ class Session:
         for request in self._requests.values():
             if isinstance(request, PeerRequest | Publisher) and not request.over:
                 request.stopped_by_peer()
+        self._context.visit.leave()
         self._context.take_commands()  # what is not done by now is not worth doing
         if close:
             self._context.commands.append(CloseSession(code, reason))

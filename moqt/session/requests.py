@@ -34,6 +34,9 @@ from moqt.wire.parameters import Parameters
 #: Why something is refused: the code, and a reason for people.
 Refusal = tuple[RequestErrorCode, str]
 
+#: Request IDs remembered that came ahead of lower ones.
+_MAX_SKIPPED = 4096
+
 
 class RequestIds:
     """Hands out our Request IDs and checks the peer's."""
@@ -65,10 +68,19 @@ class RequestIds:
         if request_id < self._below or request_id in self._seen:
             raise InvalidRequestId(f"Request ID {request_id} used twice")
         self._seen.add(request_id)
+        self._move_on()
+        if len(self._seen) > _MAX_SKIPPED:
+            # Those in between were given up before they came, or will never be used. Whoever
+            # does use one of the lower half now uses it twice.
+            self._below = sorted(self._seen)[_MAX_SKIPPED // 2]
+            self._seen = {seen for seen in self._seen if seen >= self._below}
+            self._move_on()
+        return RequestId(request_id)
+
+    def _move_on(self) -> None:
         while self._below in self._seen:
             self._seen.remove(self._below)
             self._below += 2
-        return RequestId(request_id)
 
 
 class RequestStream:
@@ -90,6 +102,11 @@ class RequestStream:
         self._sent_fin = False
         self.got_fin = False
         self._got_goaway = False
+
+    @property
+    def half_octets(self) -> int:
+        """Octets of a message of the peer that is not whole yet."""
+        return 0 if self.over else self._buffer.pending
 
     # -- what happens on the wire ----------------------------------------------------------------
 
@@ -137,6 +154,12 @@ class RequestStream:
         """The peer gave the request up, in either direction."""
         raise NotImplementedError
 
+    def given_up(self, code: StreamErrorCode) -> None:
+        """Give it up because of how the peer behaves: as if the peer had."""
+        self.cancelled(code)
+        if not self.over:
+            self.abort(code)
+
     def timer_expired(self) -> None:
         """The timer kept under this request is due."""
 
@@ -148,6 +171,7 @@ class RequestStream:
         """Take the Request ID and the tokens of an update; say why it is refused, if it is."""
         update_id, context = ids.take(message.request_id), self._context
         parameters = message.parameters
+        context.pace.update(context.now)
         try:
             tokens = context.tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
         except UnknownTokenAlias as exc:

@@ -29,11 +29,13 @@ from moqt.aio.aioquic.clients import ClientCheck
 from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS, server_configuration
 from moqt.aio.aioquic.connection import Connection
 from moqt.aio.aioquic.transport import AioquicTransport
+from moqt.aio.door import Door, Verdict
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ServerTls, load_client_verifier
 from moqt.aio.transport import ConnectionLost, ReceiverFactory
 from moqt.aio.udp import Address, UdpEndpoint, bound_socket, cut, spell
 from moqt.certificates import ClientVerifier
+from moqt.limits import peer_of
 
 log = structlog.get_logger("moqt")
 
@@ -89,7 +91,8 @@ class Listener:
         self._configuration = configuration
         self._clients = clients
         self._receiver_factory = receiver_factory
-        self._retry = QuicRetryTokenHandler() if settings.retry else None
+        self._retry = QuicRetryTokenHandler()
+        self._door = Door(settings)
         self._routes: dict[bytes, AioquicTransport] = {}
         self._transports: dict[AioquicTransport, set[bytes]] = {}
         self._touched: dict[AioquicTransport, None] = {}
@@ -198,25 +201,32 @@ class Listener:
 
     def _accept(self, header: QuicHeader, address: Address) -> AioquicTransport | None:
         """Make a connection for a client's first packet, or refuse it."""
-        if not self._accepting or len(self._transports) >= self._settings.max_connections:
+        if not self._accepting:
             self._refuse(header, QuicErrorCode.CONNECTION_REFUSED, address)
             return None
         original, retried = header.destination_cid, None
-        if self._retry is not None:
-            if not header.token:
-                self._send_retry(self._retry, header, address)
-                return None
+        now = time.monotonic()
+        if header.token:
             try:
                 original = self._retry.validate_token(
                     address=address,
                     destination_cid=header.destination_cid,
                     token=header.token,
-                    now=time.monotonic(),
+                    now=now,
                 )
+                retried = header.destination_cid
             except ValueError:
-                self._refuse(header, QuicErrorCode.INVALID_TOKEN, address)
-                return None
-            retried = header.destination_cid
+                if self._door.asks_for_proof:
+                    self._refuse(header, QuicErrorCode.INVALID_TOKEN, address)
+                    return None
+        peer = peer_of(address[0])
+        verdict = self._door.asked(peer, now, proved=retried is not None)
+        if verdict is Verdict.RETRY:
+            self._send_retry(header, address)
+            return None
+        if verdict is Verdict.REFUSE:
+            self._refuse(header, QuicErrorCode.CONNECTION_REFUSED, address)
+            return None
         connection = Connection(
             self._settings,
             configuration=self._configuration,
@@ -239,19 +249,26 @@ class Listener:
                 self._routes.pop(octets, None)
                 self._transports[transport].discard(octets)
 
+        established = False
+
+        def note_established() -> None:
+            nonlocal established
+            established = True
+            self._door.established(peer)
+
         def forget() -> None:
             for octets in self._transports.pop(transport, ()):
                 self._routes.pop(octets, None)
+            self._door.left(peer, established=established)
 
+        transport.on_connected = note_established
         transport.on_connection_id = note_id
         transport.on_over = forget
         note_id(header.destination_cid, True)
         note_id(connection.host_cid, True)
         return transport
 
-    def _send_retry(
-        self, handler: QuicRetryTokenHandler, header: QuicHeader, address: Address
-    ) -> None:
+    def _send_retry(self, header: QuicHeader, address: Address) -> None:
         """Make a client prove that it is where it says (RFC 9000 Section 8.1.2)."""
         source_cid = os.urandom(CONNECTION_ID_OCTETS)
         retry = encode_quic_retry(
@@ -259,7 +276,7 @@ class Listener:
             source_cid=source_cid,
             destination_cid=header.source_cid,
             original_destination_cid=header.destination_cid,
-            retry_token=handler.create_token(
+            retry_token=self._retry.create_token(
                 address=address,
                 original_destination_connection_id=header.destination_cid,
                 retry_source_connection_id=source_cid,

@@ -142,6 +142,10 @@ class AioquicTransport:
         """Octets that flow control lets us add to a stream now."""
         return 0 if self._closing else self._connection.send_credit(stream_id)
 
+    def unread_octets(self) -> int:
+        """Octets on control and request streams that the peer has not acknowledged."""
+        return self._connection.unread_octets
+
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on."""
         if self._connection.consume(stream_id, octets):

@@ -227,6 +227,10 @@ class PicoquicTransport:
             return 0
         return self._outbound.credit(stream_id, self._streams.get(stream_id))
 
+    def unread_octets(self) -> int:
+        """Octets on control and request streams that have not gone into packets."""
+        return self._outbound.unread_octets
+
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on."""
         if not self._over.is_set():
