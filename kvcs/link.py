@@ -5,7 +5,12 @@ when to dial again and where.
 """
 
 import random
+import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import structlog
 
 from kvcs.config import (
     IndexSettings,
@@ -16,10 +21,18 @@ from kvcs.config import (
     StoreSettings,
 )
 from kvcs.errors import ConfigError
+from kvcs.telemetry import LogEvent
+from kvcs.trust.prefixes import discoverable
+from kvcs.trust.tokenfile import HeldToken, TokenFile
+from kvcs.trust.tokens import read_unverified
 from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, ServerTls
 from moqt.aio.engine import check_engine
+from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
 from moqt.session.guests import GuestLimits, Guests
+from moqt.wire.token import AuthorizationToken
+
+log = structlog.get_logger("kvcs")
 
 #: Seconds that a peer may give no sign of life, although it is asked for one, until another
 #: session is made beside the one with it. It is not closed for that: an event loop may stand still.
@@ -150,6 +163,66 @@ def client_tls(settings: Settings) -> ClientTls:
         certificate_file=settings.client_certificate_file,
         key_file=settings.client_key_file,
     )
+
+
+def client_config(settings: Settings) -> SessionConfig:
+    """Return what sessions that we dial are told: the token that we show there.
+
+    Raises:
+        ConfigError: If the token file cannot be used; the message names it.
+    """
+    if settings.token_file is None:
+        return SessionConfig()
+    return SessionConfig(tokens=ShownToken.read(settings.token_file))
+
+
+class ShownToken:
+    """Gives the token of a file, read again for each session.
+
+    A file that is not good any more costs a log line: the token that was good is shown.
+    """
+
+    def __init__(self, path: Path, held: HeldToken) -> None:
+        self._path = path
+        self._held = held
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file for the first time.
+
+        Raises:
+            ConfigError: If it cannot be used; the message names it.
+        """
+        return cls(path, TokenFile(path).read(time.time()))
+
+    def __call__(self) -> tuple[AuthorizationToken, ...]:
+        """Return what to show now."""
+        try:
+            self._held = TokenFile(self._path).read(time.time())
+        except ConfigError as exc:
+            log.warning(LogEvent.TOKEN_REFUSED, error=str(exc))
+        return (self._held.to_show,)
+
+    @property
+    def prefixes(self) -> tuple[TrackNamespace, ...]:
+        """What may be discovered with the token, as far as it says so itself."""
+        return discoverable(read_unverified(self._held.value).claims.permissions)
+
+
+def upstream_prefixes(settings: Settings) -> tuple[TrackNamespace, ...]:
+    """Return what a relay may ask for at its upstream; without a token: everything.
+
+    Raises:
+        ConfigError: If the token file cannot be used, or nothing may be discovered with it.
+    """
+    if settings.token_file is None:
+        return (TrackNamespace(),)
+    if not (prefixes := ShownToken.read(settings.token_file).prefixes):
+        raise ConfigError(
+            f"token file {settings.token_file}: the token allows no SUBSCRIBE_NAMESPACE, expected "
+            "one of role relay"
+        )
+    return prefixes
 
 
 def server_tls(

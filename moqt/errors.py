@@ -104,7 +104,13 @@ class UnknownAuthTokenAlias(ProtocolError):
 
 
 class SetupRefused(ProtocolError):
-    """What the peer shows in its SETUP does not allow it a session. It broke no rule."""
+    """What the peer shows in its SETUP does not allow it a session. It broke no rule.
+
+    Attributes:
+        code: Which of the three codes for tokens, or UNAUTHORIZED.
+    """
+
+    code = SessionErrorCode.UNAUTHORIZED
 
     def __init__(self, code: SessionErrorCode) -> None:
         super().__init__("")

@@ -51,6 +51,7 @@ EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
         errors.PublicationFailed: 9,
         errors.Expired: 10,
         errors.ServiceFailed: 12,
+        errors.BadToken: 13,
         Unreachable: 11,
         errors.KvcsError: 1,
         MoqtError: 11,
@@ -75,8 +76,8 @@ A first look, with nothing but this machine:
 
 Exit status: 0 done; 2 a flag, setting or file is unusable; 3 not found; 4 bad manifest;
 5 bad object; 6 bad descriptor; 7 bad name; 8 incomplete; 9 the publication failed; 10 the
-deadline passed; 11 the network, or the other end; 12 a service over HTTP; 1 anything else; 70 a
-mistake of this program; 130, 143 ended by SIGINT, SIGTERM.
+deadline passed; 11 the network, or the other end; 12 a service over HTTP; 13 a token is refused;
+1 anything else; 70 a mistake of this program; 130, 143 ended by SIGINT, SIGTERM.
 Results go to standard output, messages to standard error.
 """
 

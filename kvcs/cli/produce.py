@@ -11,13 +11,22 @@ from pathlib import Path
 import orjson
 
 from kvcs.audit import auditing
+from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, guests, quic_settings, server_tls, serving_quic, session_config
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
@@ -129,6 +138,7 @@ async def run(args: Namespace) -> int:
         ProducerOptions.of(settings),
         producer_key=settings.load_producer_key(),
     )
+    authorizing, config = Authorizing(settings, producer.ask_again), client_config(settings)
     over_http = OverHttp(producer, settings)
     output = Output(as_json=args.json)
 
@@ -142,10 +152,13 @@ async def run(args: Namespace) -> int:
                     quic=serving_quic(settings),
                     config=session_config(settings),
                     guests=guests(settings),
+                    authority=authorizing.authority,
                 )
                 output.tell("listening", host=address[0], port=address[1])
             for uri in settings.connect:
-                producer.announce_at(uri, tls=client_tls(settings), quic=quic_settings(settings))
+                producer.announce_at(
+                    uri, tls=client_tls(settings), quic=quic_settings(settings), config=config
+                )
             async with over_http.serving(address, output):
                 await _publish(producer, source, args, output, stopping)
                 while args.repeat_s is not None and not await _set_within(stopping, args.repeat_s):
@@ -154,11 +167,11 @@ async def run(args: Namespace) -> int:
         output.tell("stopped", **{c.value: n for c, n in producer.counters.items() if n})
 
     listens = settings.listen is not None or settings.http_listen is not None
-    renew = over_http.renewing(producer.identify)
+    renew = authorizing.renewing(over_http.renewing(producer.identify))
     renewing = renewing_certificate(settings, renew, [settings.tokens_file])
     with auditing(settings.audit_file), renewing if listens else nullcontext():
         # What is over HTTP is drained first, then the sessions.
-        await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
+        await run_until_stopped(serve, authorizing.keep, grace=2 * settings.drain_s + 8.0)
     return 0
 
 

@@ -24,7 +24,7 @@ from kvcs.consumer.trust import Expectations
 from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.lifecycle import cancelled_by_sigterm
-from kvcs.link import client_tls, quic_settings
+from kvcs.link import client_config, client_tls, quic_settings
 from kvcs.profile.manifest import DEFAULT_LIMITS
 from kvcs.profile.naming import PublicationName
 from kvcs.store.shared import SharedArraySink
@@ -202,8 +202,11 @@ async def retrieve(
     Raises:
         KvcsError: As :meth:`~kvcs.consumer.retrieval.Retrieval.result` does.
     """
+    config = client_config(settings)
     connections = [
-        ConnectionSpec(uri=uri, tls=client_tls(settings), quic=quic_settings(settings))
+        ConnectionSpec(
+            uri=uri, tls=client_tls(settings), quic=quic_settings(settings), config=config
+        )
         for uri in settings.connect
     ]
     index = index_client(settings, expected.scope_key.scope_id)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from kvcs.audit import auditing
+from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import StoreSettings, add_settings, settings_from
@@ -15,7 +16,15 @@ from kvcs.depot.daemon import Store, StoreOptions
 from kvcs.depot.shelf import Holding
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, guests, quic_settings, server_tls, serving_quic, session_config
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
 from moqt.names import TrackNamespace
@@ -31,7 +40,8 @@ is sent.
 
   kvcs store /srv/kvcs --connect moqt://relay:4443/ --budget-octets 200GiB \\
       --listen 0.0.0.0:4444 --certificate-file cert.pem --key-file key.pem \\
-      --scope-key-file scope.key
+      --issuers-file issuers.toml --audience moqt://store:4444 \\
+      --token-file store.token --scope-key-file scope.key
   kvcs store --list /srv/kvcs
 
 When the budget is used up, whole publications go, the least recently used first, none that is being
@@ -73,6 +83,8 @@ async def run(args: Namespace) -> int:
         trusted=settings.load_trusted_keys(),
     )
 
+    authorizing, config = Authorizing(settings, store.ask_again), client_config(settings)
+
     async def serve(stopping: asyncio.Event) -> None:
         tls, quic = client_tls(settings), quic_settings(settings)
         async with store:
@@ -85,19 +97,21 @@ async def run(args: Namespace) -> int:
                     quic=serving_quic(settings),
                     config=session_config(settings),
                     guests=guests(settings),
+                    authority=authorizing.authority,
                 )
                 output.tell("listening", host=host, port=port)
             for uri in settings.announce:
-                store.announce_at(uri, tls=tls, quic=quic)
+                store.announce_at(uri, tls=tls, quic=quic, config=config)
             if settings.connect:
-                store.follow(settings.connect, prefixes=prefixes, tls=tls, quic=quic)
+                store.follow(settings.connect, prefixes=prefixes, tls=tls, quic=quic, config=config)
             await _tell_changes(store, output, stopping)
         output.tell("stopped", **{c.value: n for c, n in store.depot.counters.items() if n})
 
     listens = settings.listen is not None
-    renewing = renewing_certificate(settings, store.identify) if listens else nullcontext()
+    renew = authorizing.renewing(store.identify)
+    renewing = renewing_certificate(settings, renew) if listens else nullcontext()
     with auditing(settings.audit_file), renewing:
-        await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+        await run_until_stopped(serve, authorizing.keep, grace=settings.drain_s + 5.0)
     return 0
 
 

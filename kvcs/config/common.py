@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from kvcs.config.access import Access, access
 from kvcs.config.readers import (
     AddressSetting,
     DatagramSetting,
@@ -75,6 +76,11 @@ class Settings(CommonSettings):
     )
     client_key_file: Path | None = Field(
         default=None, description="PEM file with that certificate's key"
+    )
+    token_file: Path | None = Field(
+        default=None,
+        description="file of mode 0600 with the token to show to whom we dial; read again for each "
+        "connection",
     )
 
     # QUIC.
@@ -263,12 +269,52 @@ class ListeningSettings(CertifiedSettings, Settings):
         description="file that lines of audit are added to, as JSON (default: among the log lines)",
     )
 
+    # Who may ask.
+    issuers_file: Path | None = Field(
+        default=None,
+        description="TOML file with the keys whose tokens are believed; every session and request "
+        "needs a token then",
+    )
+    revocations_file: Path | None = Field(
+        default=None, description="file with revoked tokens and keys, lines cti HEX and kid HEX"
+    )
+    audience: NamesSetting = Field(
+        default=(),
+        description="names of this endpoint that tokens must be for, moqt://HOST:PORT",
+    )
+    insecure_open: bool = Field(
+        default=False,
+        description="listen beyond loopback although anybody may do everything there",
+    )
+
+    @property
+    def access(self) -> Access:
+        """Who may use what listens for MOQT."""
+        return access(
+            None if self.listen is None else self.listen.host,
+            asks_tokens=self.issuers_file is not None,
+            asks_certificates=self.client_ca_file is not None,
+        )
+
     @model_validator(mode="after")
     def _check_certificate(self) -> "ListeningSettings":
         if self._listens():
             for name in ("certificate_file", "key_file"):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name} is not set, expected a PEM file to listen with")
+        return self
+
+    @model_validator(mode="after")
+    def _check_access(self) -> "ListeningSettings":
+        if self.issuers_file is None:
+            for name in ("revocations_file", "audience"):
+                if getattr(self, name):
+                    raise ValueError(f"issuers_file is not set, expected a file since {name} is")
+        if self.access is Access.EVERYBODY and not self.insecure_open:
+            raise ValueError(
+                f"listen is {self.listen}, where anybody could do everything: expected "
+                "issuers_file, client_ca_file, a loopback address, or insecure_open"
+            )
         return self
 
     def _listens(self) -> bool:

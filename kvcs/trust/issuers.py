@@ -16,7 +16,6 @@ Revoked tokens and keys stand in a text file, a line for each: ``cti HEX`` or ``
 
 import datetime
 import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import fstat
@@ -46,7 +45,7 @@ MAX_REVOKED = 65_536
 MAX_CTI_OCTETS = 64
 _MAX_SECRET_OCTETS = 1024
 _MAX_NAME = 256
-#: The table of a file of issuers, or of any other file that has them beside other things.
+#: The tables of issuers, in a file of their own or in any other one that has them.
 TABLE = "issuers"
 _MEMBERS = frozenset(
     {"issuer", "kid", "kid_hex", "public_key", "public_key_file", "secret_file", "not_after"}
@@ -165,7 +164,7 @@ class Revocations:
             ConfigError: If it cannot be read, or is none; the message names the file.
         """
         try:
-            return cls.parse(_read(path))
+            return cls.parse(read_file(path))
         except ConfigError as exc:
             raise ConfigError(f"revocations file {path}: {exc}") from None
 
@@ -191,27 +190,15 @@ def issuers_from(tables: object, *, folder: str | Path = ".") -> Issuers:
     return Issuers(keys)
 
 
-def issuers_from_file(path: str | Path) -> Issuers:
-    """Read issuers from a TOML file of their own.
-
-    Raises:
-        ConfigError: If it cannot be read, holds anything else, or no key at all; the message
-            names the file.
-    """
-    try:
-        try:
-            members = tomllib.loads(_read(path).decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"not TOML: {exc}") from None
-        if set(members) != {TABLE}:
-            found = ", ".join(sorted(members)) or "nothing"
-            raise ConfigError(f"found {found:.200}, expected tables [[{TABLE}]] alone")
-        issuers = issuers_from(members[TABLE], folder=Path(path).parent)
-        if not issuers:
-            raise ConfigError("no key, expected one at least")
-    except ConfigError as exc:
-        raise ConfigError(f"issuers file {path}: {exc}") from None
-    return issuers
+def files_named_in(tables: object, *, folder: str | Path = ".") -> tuple[Path, ...]:
+    """Return the files that tables of issuers name, which must be read again when they change."""
+    return tuple(
+        Path(folder) / name
+        for table in (tables if isinstance(tables, list | tuple) else ())
+        if isinstance(table, Mapping)
+        for member in ("public_key_file", "secret_file")
+        if isinstance(name := table.get(member), str)
+    )
 
 
 def shown_kid(kid: bytes) -> str:
@@ -246,7 +233,7 @@ def public_key_from_file(path: str | Path) -> PublicKey:
         ConfigError: If it cannot be read, or holds another kind of key; the message names it.
     """
     try:
-        key = load_pem_public_key(_read(path))
+        key = load_pem_public_key(read_file(path))
     except (ValueError, UnsupportedAlgorithm) as exc:
         raise ConfigError(f"public key file {path}: not a public key in PEM: {exc}") from None
     except ConfigError as exc:
@@ -255,6 +242,23 @@ def public_key_from_file(path: str | Path) -> PublicKey:
         found = type(key).__name__
         raise ConfigError(f"public key file {path}: {found}, expected Ed25519 or P-256")
     return key
+
+
+def read_file(path: str | Path) -> bytes:
+    """Read a file of issuers, keys or revocations, of 4 MiB at most.
+
+    Raises:
+        ConfigError: If it cannot be read, or is longer. Whoever asks says which file it was.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_OCTETS + 1)
+    except (OSError, ValueError) as exc:  # ValueError: a name with a NUL in it
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ConfigError(reason) from None
+    if len(content) > MAX_FILE_OCTETS:
+        raise ConfigError(f"more than {MAX_FILE_OCTETS} octets")
+    return content
 
 
 def read_secret_file(path: str | Path, *, limit: int, what: str) -> bytes:
@@ -354,15 +358,3 @@ def _revoked(kind: str, digits: str) -> bytes:
     if not 1 <= len(octets) <= (MAX_CTI_OCTETS if kind == "cti" else MAX_KID_OCTETS):
         raise ValueError("of another length")
     return octets
-
-
-def _read(path: str | Path) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_OCTETS + 1)
-    except (OSError, ValueError) as exc:  # ValueError: a name with a NUL in it
-        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        raise ConfigError(reason) from None
-    if len(content) > MAX_FILE_OCTETS:
-        raise ConfigError(f"more than {MAX_FILE_OCTETS} octets")
-    return content

@@ -404,8 +404,8 @@ def check_ended(pair: Pair, kind: Kind, done: PublishDoneCode, code: StreamError
     resets = [c.code for end, c in pair.log if end is server and isinstance(c, ResetStream)]
     match kind.name:
         case "SUBSCRIBE":
-            ended = client.one(SubscriptionEnded)
-            assert (ended.code, ended.reason, ended.by_peer) == (done, "", True)
+            over = client.one(SubscriptionEnded)
+            assert (over.code, over.reason, over.by_peer) == (done, "", True)
             assert server.take(PeerRequestEnded)
             return  # nothing had been published since, so that no stream was open
         case "FETCH":
@@ -526,7 +526,7 @@ def test_an_update_without_a_token_needs_only_the_right_to_update() -> None:
         pair.client.session.update(request_id, Parameters({P.SUBSCRIBER_PRIORITY: 1}))
         pair.settle()
         if allowed:
-            assert pair.client.one(UpdateAccepted)
+            assert pair.client.take(UpdateAccepted)
         else:
             assert pair.client.one(UpdateRefused).code == RequestErrorCode.UNAUTHORIZED
             assert pair.client.one(SubscriptionEnded).code == PublishDoneCode.UPDATE_FAILED
@@ -571,7 +571,7 @@ def test_a_session_whose_token_was_revoked_is_closed_soon() -> None:
     table.passes[b"setup"].revoked = True
     pair.server.session.ask_again()
     pair.settle()
-    assert pair.client.one(GoawayReceived)
+    assert pair.client.take(GoawayReceived)
     assert pair.client.one(NamespacesEnded).code == StreamErrorCode.CANCELLED
     pair.advance(REVOKED_S)
     assert pair.server.closed is None or pair.server.closed.code == SessionErrorCode.UNAUTHORIZED

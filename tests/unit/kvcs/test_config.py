@@ -7,10 +7,14 @@ import pytest
 
 from kvcs.config import (
     SETTINGS,
+    Access,
     Address,
     CommonSettings,
     ConsumerSettings,
+    ListeningSettings,
     ProducerSettings,
+    RelaySettings,
+    StoreSettings,
     add_settings,
     origins_of,
     settings_from,
@@ -184,11 +188,51 @@ def test_variables_that_platforms_put_there_are_no_settings() -> None:
     ],
 )
 def test_addresses_are_read(text: str, address: tuple[str, int]) -> None:
-    settings = read(
-        ProducerSettings, "--listen", text, "--certificate-file", "c", "--key-file", "k"
-    )
+    flags = ["--listen", text, "--certificate-file", "c", "--key-file", "k", "--insecure-open"]
 
-    assert settings.listen == Address(*address)
+    assert read(ProducerSettings, *flags).listen == Address(*address)
+
+
+LISTENING = ("--listen", "0.0.0.0:4443", "--certificate-file", "c", "--key-file", "k")
+
+
+@pytest.mark.parametrize("kind", [ProducerSettings, RelaySettings, StoreSettings])
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (["--listen", "127.0.0.1:4443"], Access.LOOPBACK),
+        (["--listen", "[::1]:4443"], Access.LOOPBACK),
+        (["--listen", "localhost:4443"], Access.LOOPBACK),
+        (["--issuers-file", "i"], Access.AUTHORIZED),
+        (["--issuers-file", "i", "--client-ca-file", "ca"], Access.AUTHORIZED),
+        (["--client-ca-file", "ca"], Access.CERTIFIED),
+        (["--insecure-open"], Access.EVERYBODY),
+    ],
+)
+def test_who_is_let_in_follows_from_the_settings(
+    kind: type[ListeningSettings], more: list[str], found: Access
+) -> None:
+    assert read(kind, *LISTENING, *more).access is found
+
+
+@pytest.mark.parametrize("kind", [ProducerSettings, RelaySettings, StoreSettings])
+@pytest.mark.parametrize("listen", ["0.0.0.0:4443", ":4443", "192.0.2.1:4443", "relay.example:1"])
+def test_nobody_listens_for_everybody_without_saying_so(
+    kind: type[ListeningSettings], listen: str
+) -> None:
+    complaint = "where anybody could do everything: expected issuers_file, client_ca_file, a loop"
+    with pytest.raises(ConfigError, match=complaint):
+        read(kind, *LISTENING, "--listen", listen)
+
+
+@pytest.mark.parametrize("name", ["audience", "revocations-file"])
+def test_what_tokens_are_held_against_is_nothing_without_issuers(name: str) -> None:
+    with pytest.raises(ConfigError, match="issuers_file is not set, expected a file since"):
+        read(RelaySettings, *LISTENING, "--insecure-open", f"--{name}", "x")
+
+
+def test_who_does_not_listen_lets_nobody_in() -> None:
+    assert read(ProducerSettings, "--connect", RELAY).access is Access.NOBODY
 
 
 @pytest.mark.parametrize(

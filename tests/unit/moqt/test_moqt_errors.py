@@ -24,6 +24,8 @@ CODES = {
     "TooManyRequestUpdates": SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
     "DuplicateAuthTokenAlias": SessionErrorCode.DUPLICATE_AUTH_TOKEN_ALIAS,
     "AuthTokenCacheOverflow": SessionErrorCode.AUTH_TOKEN_CACHE_OVERFLOW,
+    "UnknownAuthTokenAlias": SessionErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS,
+    "SetupRefused": SessionErrorCode.UNAUTHORIZED,
 }
 
 

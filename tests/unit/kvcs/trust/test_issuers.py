@@ -20,11 +20,11 @@ from kvcs.trust.issuers import (
     Issuers,
     Revocations,
     issuers_from,
-    issuers_from_file,
     read_secret_file,
     shown_kid,
 )
 from kvcs.trust.keys import Algorithm, default_kid
+from kvcs.trust.policy import PolicyFiles
 from tests.unit.kvcs.trust.vectors import ED25519, ISSUER, KEYS, P256, SECRET
 
 UTC = datetime.UTC
@@ -63,7 +63,7 @@ def test_a_file_of_issuers_reads_as_it_is_written(tmp_path: Path) -> None:
         """
     )
 
-    issuers = issuers_from_file(path)
+    issuers = PolicyFiles(path).read().issuers
 
     assert list(issuers) == [b"issuer-1", default_kid(P256), b"\x00\xff"]
     first, second, third = issuers.values()
@@ -142,11 +142,13 @@ def test_tables_that_are_none_are_refused(tables: object, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"", "found nothing, expected tables"),
-        (b"issuers = []", "no key, expected one at least"),
+        (b"", r"nobody is believed, expected a table \[\[issuers\]\] at least"),
+        (b"issuers = []", "nobody is believed"),
+        (b"issuers = 5", "issuers is int, expected tables"),
+        (b"identities = 5", "identities is int, expected tables"),
         (b"[issuers", "not TOML"),
         (b"\xff", "not TOML"),
-        (b"[[issuers]]\n[other]", "found issuers, other, expected tables"),
+        (b"[[issuers]]\n[other]", r"other is not known, expected tables \[\[identities\]\]"),
     ],
 )
 def test_a_file_that_holds_no_issuers_is_named(text: bytes, says: str, tmp_path: Path) -> None:
@@ -154,14 +156,15 @@ def test_a_file_that_holds_no_issuers_is_named(text: bytes, says: str, tmp_path:
     path.write_bytes(text)
 
     with pytest.raises(ConfigError, match=says) as caught:
-        issuers_from_file(path)
+        PolicyFiles(path).read()
     assert str(path) in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for read in (issuers_from_file, Revocations.from_file):
-        with pytest.raises(ConfigError, match=r"nowhere: No such file"):
-            read(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"revocations file .*nowhere: No such file"):
+        Revocations.from_file(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"issuers file .*nowhere: No such file"):
+        PolicyFiles(tmp_path / "nowhere").read()
     with pytest.raises(ConfigError, match=r"public key file .*nowhere\.pem: No such file"):
         issuers_from([{"issuer": "x", "public_key_file": "nowhere.pem"}], folder=tmp_path)
 

@@ -23,7 +23,11 @@ from kvcs.trust.keys import (
 from tests.unit.kvcs.trust.vectors import ALL, ED25519, P256, TOKENS
 
 PRODUCER = Ed25519PublicKey.from_public_bytes(bytes.fromhex(ALL["manifest"]["producer_public"]))
-SIGNERS = [Ed25519PrivateKey.generate(), generate_private_key(SECP256R1()), bytes(range(32))]
+SIGNERS: list[PrivateKey | bytes] = [
+    Ed25519PrivateKey.generate(),
+    generate_private_key(SECP256R1()),
+    bytes(range(32)),
+]
 
 
 def verifier(key: PrivateKey | bytes) -> PublicKey | bytes:
