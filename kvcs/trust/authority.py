@@ -10,6 +10,7 @@ What a peer is told is one of three codes. Why, is for our own log.
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Final, Generic, TypeVar
 
@@ -20,6 +21,7 @@ from kvcs.trust.identities import ClientCertificate, Identity, read_certificate
 from kvcs.trust.policy import Policy
 from kvcs.trust.tokens import CAT_TOKEN_TYPE, LEEWAY_S, MAX_LIFETIME_S, Token, read_token
 from moqt.authority import Action, Bearer, Denial, Denied, Granted
+from moqt.limits import FailedTokens
 from moqt.names import TrackNamespace
 from moqt.wire.token import AuthorizationToken
 
@@ -104,6 +106,7 @@ class TokenAuthority:
         self._recheck_s = recheck_s
         self._tokens: Remembered[Token] = Remembered()
         self._clients: Remembered[_Client] = Remembered()
+        self._failed = FailedTokens()
         self.take(policy)
 
     def take(self, policy: Policy) -> None:
@@ -160,7 +163,7 @@ class TokenAuthority:
             return Denied(Denial.MALFORMED, f"token of type {shown.token_type}, expected 1")
         token: Token | None = None
         try:
-            token = self._tokens.get(shown.value, self._read)
+            token = self._tokens.get(shown.value, partial(self._read, bearer.address, now))
             if token.claims.thumbprint is not None:
                 token.check_bearer(self._thumbprint(bearer.certificate))
             token.check_time(now, leeway_s=self._leeway_s, max_lifetime_s=self._max_lifetime_s)
@@ -202,8 +205,20 @@ class TokenAuthority:
         text = f"client certificate does not allow {action.name}"
         return Denied(Denial.UNAUTHORIZED, text, who=who)
 
-    def _read(self, value: bytes) -> Token:
-        return read_token(value, self._policy.issuers, self._audience)
+    def _read(self, address: str, now: float, value: bytes) -> Token:
+        """Verify a token that is not known yet, unless too many from there were no good.
+
+        What is known already is not concerned: somebody may share an address with who guesses.
+        """
+        wait_s = self._failed.wait_s(address, now)
+        if wait_s:
+            text = "too many tokens from there were refused"
+            raise BadToken(Denial.UNAUTHORIZED, text, retry_after_s=wait_s)
+        try:
+            return read_token(value, self._policy.issuers, self._audience)
+        except BadToken:
+            self._failed.failed(address, now)
+            raise
 
     def _read_client(self, der: bytes) -> _Client:
         certificate = read_certificate(der)
