@@ -66,6 +66,7 @@ class LogEvent(StrEnum):
     UPSTREAM_LOST = "followed no more"
     PUBLICATION_JOINED = "another publication goes on"
     PUBLICATION_BAD = "publication is bad"
+    BLOCKS_FULL = "no room to find blocks by their keys"
     BLOCKS_MISSED = "block service did not help"
     RETRIEVAL_COMPLETE = "retrieval complete"
     RETRIEVAL_FAILED = "retrieval failed"

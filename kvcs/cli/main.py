@@ -25,6 +25,7 @@ from kvcs.cli import (
     relay,
     show,
     store,
+    token,
 )
 from kvcs.consumer.retrieval import Unreachable
 from kvcs.garbage import collected_aside
@@ -34,7 +35,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, token, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
@@ -70,6 +71,7 @@ A first look, with nothing but this machine:
   kvcs keys --new scope.key                make a scope key
   kvcs keys --scope-key-file scope.key CACHE.json
                                            the identifiers of a descriptor and its tokens
+  kvcs token --help                        who may do what, and how to say so
   kvcs show FILE                           explain an object, a manifest, a descriptor, a name
   kvcs bench                               how fast it is
   kvcs COMMAND --help                      what else a command can do

@@ -139,7 +139,7 @@ async def run(args: Namespace) -> int:
         producer_key=settings.load_producer_key(),
     )
     authorizing, config = Authorizing(settings, producer.ask_again), client_config(settings)
-    over_http = OverHttp(producer, settings)
+    over_http = OverHttp.of_producer(producer, settings)
     output = Output(as_json=args.json)
 
     async def serve(stopping: asyncio.Event) -> None:

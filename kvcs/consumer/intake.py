@@ -8,14 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from kvcs.consumer.examining import Examined, examine
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.errors import BadObject
-from kvcs.kvsp.codecs import CodecRegistry
-from kvcs.kvsp.descriptor import Descriptor
-from kvcs.kvsp.layout import Layout
-from kvcs.profile.manifest import SegmentEntry
-from kvcs.profile.naming import DataTrack
 
 #: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
@@ -34,7 +29,6 @@ class Intake:
     Args:
         pool: Threads for what is large.
         settings: From which length on, and how much at once.
-        codecs: The codecs that this end knows.
         crashed: Called with what an examination, or what is done about it, raised unexpectedly.
         idle: Called when nothing is under examination any more.
 
@@ -47,7 +41,6 @@ class Intake:
         self,
         pool: Executor,
         settings: RetrievalSettings,
-        codecs: CodecRegistry,
         *,
         crashed: Callable[[BaseException], None],
         idle: Callable[[], None],
@@ -57,55 +50,38 @@ class Intake:
         self._octets_in_turn = 0
         self._pool = pool
         self._settings = settings
-        self._codecs = codecs
         self._crashed = crashed
         self._idle = idle
         self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def take(
-        self,
-        payload: bytes,
-        judge: Judge,
-        *,
-        track: DataTrack,
-        layer: int,
-        block: int,
-        entry: SegmentEntry,
-        descriptor: Descriptor,
-        max_data_octets: int,
+        self, examiner: Examiner, payload: bytes, layer: int, block: int, judge: Judge
     ) -> None:
         """Examine one Object, and have ``judge`` called with what comes of it, now or later.
 
-        The other arguments are those of :func:`~kvcs.consumer.trust.examine`.
+        Args:
+            examiner: Of its track.
+            payload: Its payload.
+            layer: Group ID it came under.
+            block: Object ID it came under.
+            judge: Takes what comes of it.
         """
-        work = partial(
-            examine,
-            payload,
-            track=track,
-            layer=layer,
-            block=block,
-            entry=entry,
-            descriptor=descriptor,
-            codecs=self._codecs,
-            max_data_octets=max_data_octets,
-        )
         octets, large = len(payload), self._settings.large_octets
         self._in_turn += 1
         self._octets_in_turn += octets
-        if track.codec != "raw":
+        if not examiner.is_raw:
             # What comes out counts as well: it may be many times as much.
-            section = Layout.of(descriptor).section_octets(track.component)
-            octets, large = max(octets, section), LARGE_ENCODED_OCTETS
+            octets, large = max(octets, examiner.section_octets), LARGE_ENCODED_OCTETS
         if octets < large:
             try:
-                verdict: Examined | BadObject = work()
+                verdict: Examined | BadObject = examiner.examine(payload, layer, block)
             except BadObject as exc:
                 verdict = exc
             judge(verdict)
             return
         self.pending += octets
-        future = self._loop.run_in_executor(self._pool, work)
+        future = self._loop.run_in_executor(self._pool, examiner.examine, payload, layer, block)
         future.add_done_callback(partial(self._examined, octets, judge))
 
     async def keep_bound(self) -> None:

@@ -108,6 +108,7 @@ class Store:
 
     Attributes:
         depot: What is held.
+        terms: What is taken.
 
     Raises:
         ConfigError: If the folder cannot be used.
@@ -125,7 +126,7 @@ class Store:
     ) -> None:
         self._options = options = options or StoreOptions()
         self._scope_key = scope_key
-        self._terms = Terms(
+        self.terms = Terms(
             scope_key=scope_key,
             trusted=trusted or {},
             require_signature=options.require_signature,
@@ -276,7 +277,7 @@ class Store:
         ]
         following = Following(
             self.depot,
-            self._terms,
+            self.terms,
             prefixes or (self.scope_prefix,),
             at_once=self._options.at_once,
         )

@@ -28,7 +28,7 @@ from moqt.wire.token import AuthorizationToken
 #: Verified tokens that are remembered, so that a request costs a digest and no signature.
 MAX_CACHED: Final = 4096
 #: Tokens of one request that are looked at; with more, none is.
-MAX_SHOWN: Final = 16
+MAX_SHOWN: Final = 8
 #: Seconds after which what runs is looked at again, if its token is to be checked again at all. The
 #: interval of the token is the longest that it allows; this one makes a revocation count at once.
 RECHECK_S: Final = 3.0
@@ -150,6 +150,16 @@ class TokenAuthority:
             refusals.append(decision)
         return min(refusals, key=_rank)
 
+    def believed(self, shown: AuthorizationToken, certificate: bytes | None, now: float) -> Token:
+        """Return a token that would be believed now, whatever it allows.
+
+        Raises:
+            BadToken: If it would not.
+        """
+        token = self._opened(shown, "", now)
+        self._check(token, certificate, now)
+        return token
+
     def _by_token(
         self,
         action: Action,
@@ -159,15 +169,10 @@ class TokenAuthority:
         bearer: Bearer,
         now: float,
     ) -> Granted | Denied:
-        if shown.token_type != CAT_TOKEN_TYPE:
-            return Denied(Denial.MALFORMED, f"token of type {shown.token_type}, expected 1")
         token: Token | None = None
         try:
-            token = self._tokens.get(shown.value, partial(self._read, bearer.address, now))
-            if token.claims.thumbprint is not None:
-                token.check_bearer(self._thumbprint(bearer.certificate))
-            token.check_time(now, leeway_s=self._leeway_s, max_lifetime_s=self._max_lifetime_s)
-            self._check_revoked(token)
+            token = self._opened(shown, bearer.address, now)
+            self._check(token, bearer.certificate, now)
             if not allows(token.claims.permissions, action, namespace, track):
                 raise BadToken(Denial.UNAUTHORIZED, f"token does not allow {action.name}")
         except BadToken as exc:
@@ -205,6 +210,20 @@ class TokenAuthority:
         text = f"client certificate does not allow {action.name}"
         return Denied(Denial.UNAUTHORIZED, text, who=who)
 
+    def _opened(self, shown: AuthorizationToken, address: str, now: float) -> Token:
+        if shown.token_type != CAT_TOKEN_TYPE:
+            text = f"token of type {shown.token_type}, expected {CAT_TOKEN_TYPE}"
+            raise BadToken(Denial.MALFORMED, text)
+        return self._tokens.get(shown.value, partial(self._read, address, now))
+
+    def _check(self, token: Token, certificate: bytes | None, now: float) -> None:
+        if token.claims.thumbprint is not None:
+            token.check_bearer(self._thumbprint(certificate))
+        token.check_time(now, leeway_s=self._leeway_s, max_lifetime_s=self._max_lifetime_s)
+        revoked = self._policy.revocations
+        if token.claims.token_id in revoked.token_ids or token.key.kid in revoked.kids:
+            raise BadToken(Denial.UNAUTHORIZED, "token was revoked")
+
     def _read(self, address: str, now: float, value: bytes) -> Token:
         """Verify a token that is not known yet, unless too many from there were no good.
 
@@ -229,11 +248,6 @@ class TokenAuthority:
             if identity.fits(uri)
         )
         return _Client(certificate, known)
-
-    def _check_revoked(self, token: Token) -> None:
-        revoked = self._policy.revocations
-        if token.claims.token_id in revoked.token_ids or token.key.kid in revoked.kids:
-            raise BadToken(Denial.UNAUTHORIZED, "token was revoked")
 
     def _thumbprint(self, certificate: bytes | None) -> bytes | None:
         if certificate is None:

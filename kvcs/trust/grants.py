@@ -20,7 +20,8 @@ MAX_PERMISSIONS: Final = 64
 MAX_FIELD_MATCHES: Final = MAX_FIELDS + 1
 
 _ACTIONS: Final = frozenset(Action)
-_SETUPS: Final = frozenset({Action.CLIENT_SETUP, Action.SERVER_SETUP})
+#: Actions on a session, of which no namespace is looked at.
+SETUPS: Final = frozenset({Action.CLIENT_SETUP, Action.SERVER_SETUP})
 
 
 class BadPermission(ValueError):
@@ -148,7 +149,7 @@ class Permission:
         """See :func:`allows`, of which this is the rule for one permission."""
         if action not in self.actions:
             return False
-        if action in _SETUPS:
+        if action in SETUPS:
             return True
         if namespace is None:
             return False

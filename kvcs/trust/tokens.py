@@ -100,7 +100,8 @@ class Token:
         Args:
             now: Wall clock, in seconds.
             leeway_s: By which clocks may differ.
-            max_lifetime_s: What a token may have from ``iat``, or without one from now.
+            max_lifetime_s: What a token may have from ``iat``; from now, if it has none or one
+                that is ahead.
 
         Raises:
             BadToken: MALFORMED, if its key is trusted no more, or it lives longer than is allowed;
@@ -109,7 +110,8 @@ class Token:
         claims = self.claims
         if not self.key.is_trusted_at(now):
             _refuse(f"key {shown_kid(self.key.kid)} of the token is trusted no more")
-        lifetime = claims.expires_at - (now if claims.issued_at is None else claims.issued_at)
+        issued_at = now if claims.issued_at is None else min(claims.issued_at, now + leeway_s)
+        lifetime = claims.expires_at - issued_at
         if lifetime > max_lifetime_s:
             _refuse(f"token for {lifetime:.0f} s, limit {max_lifetime_s:.0f}")
         if claims.not_before is not None and now < claims.not_before - leeway_s:

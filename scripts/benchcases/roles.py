@@ -302,7 +302,7 @@ class ConsumerEnd(Role):
         cache: Cache,
         sink: str = "arrays",
         *,
-        eager: bool = False,
+        eager: bool = True,
         every: int = 0,
         other: int | None = None,
         layers: range | None = None,

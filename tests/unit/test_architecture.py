@@ -101,6 +101,7 @@ SHELL = (
     "kvcs.depot.gallery",
     "kvcs.depot.handler",
     "kvcs.depot.keeping",
+    "kvcs.depot.listing",
     "kvcs.depot.loading",
     "kvcs.cli",
     "kvcs.connectors",

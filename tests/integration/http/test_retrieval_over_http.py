@@ -2,16 +2,18 @@
 
 import pytest
 
+from kvcs.consumer.events import ObjectRejected
 from kvcs.consumer.retrieval import consume
 from kvcs.consumer.services import HttpSections
 from kvcs.kvsp.http.holder import MemoryHolder
 from kvcs.producer.answers import Answers
 from kvcs.producer.blocks import PublishedBlocks
 from kvcs.store.source import ArraySource
+from kvcs.telemetry import Counter
 from moqt.aio.tls import CertificateFiles
 from tests.integration.http.scene import FOREIGNER, READER
 from tests.integration.http.scene import on_stage as service_on_stage
-from tests.integration.kvcs.faults import copied, standing
+from tests.integration.kvcs.faults import copied, other_run, standing
 from tests.integration.kvcs.scene import (
     BLOCKS,
     COMPAT,
@@ -23,6 +25,7 @@ from tests.integration.kvcs.scene import (
     CountingSink,
     expectations,
     filled,
+    of_kind,
     on_stage,
     tensors,
 )
@@ -87,6 +90,35 @@ async def test_what_a_producer_serves_over_https_is_what_it_published(
             events = await rest_of(retrieval)
 
     assert_whole(events, sink)
+
+
+async def test_of_several_publications_that_a_service_has_the_one_that_is_missing_is_taken(
+    certificates: CertificateFiles,
+) -> None:
+    """The newest one was computed otherwise, and would be served to who does not say."""
+    sink, answers = CountingSink(), Answers(SCOPE.scope_id)
+    async with on_stage(certificates) as scene:
+        publication = await filled(scene.open())
+        answers.add(publication)
+        answers.add(await other_run(scene.open()))
+        copy = copied(publication, lacks=LACKS)
+        async with (
+            service_on_stage(certificates, holder=PublishedBlocks(answers)) as stage,
+            stage.blocks(READER) as client,
+            standing(certificates, copy) as stand_in,
+            consume(
+                expectations(),
+                [stand_in.spec],
+                sink,
+                blocks=[HttpSections(client)],
+                settings=QUICK,
+            ) as retrieval,
+        ):
+            events = await rest_of(retrieval)
+            assert stage.counters[Counter.HTTP_REQUESTS] == 1
+
+    assert_whole(events, sink)
+    assert of_kind(events, ObjectRejected) == []
 
 
 async def test_what_a_service_has_of_another_computation_is_not_taken(

@@ -543,6 +543,7 @@ async def test_what_no_relay_has_any_more_is_brought_by_a_block_service(
     complete = assert_whole(events, sink)
     assert complete.summary.attested == EVERYTHING.total()
     assert [key.layer for key in blocks.asked] == [layer] * BLOCKS
+    assert blocks.publications == {complete.publication.publication_id}
 
 
 @pytest.mark.parametrize("fails", [NotFound("no"), Incomplete("no"), OSError("no")])

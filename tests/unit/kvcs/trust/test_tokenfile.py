@@ -68,6 +68,7 @@ def test_only_bad_token_leaves_the_reader_of_noise(noise: bytes) -> None:
         (token_with(exp_4=NOW - 31, iat_6=NOW - 60), 0o600, "the token expired 31 s ago"),
         (token_with(catu_312={}), 0o600, "claim 312 of the token: a restriction"),
     ],
+    ids=["empty", "no text", "cut", "for others too", "too long", "expired", "restricted"],
 )
 def test_a_file_without_a_usable_token_is_named_and_never_shown(
     octets: bytes, mode: int, says: str, tmp_path: Path

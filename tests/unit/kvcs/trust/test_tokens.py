@@ -14,6 +14,7 @@ from kvcs.errors import BadToken
 from kvcs.trust.claims import Claims
 from kvcs.trust.grants import Role, permissions_of
 from kvcs.trust.issuers import IssuerKey, Issuers
+from kvcs.trust.keys import Algorithm, PublicKey, algorithm_of, is_signed
 from kvcs.trust.tokens import (
     MAX_TOKEN_OCTETS,
     SigningKey,
@@ -197,6 +198,34 @@ def test_a_token_that_is_too_long_is_refused_by_its_length() -> None:
         read(token_with(x_900=bytes(room + 1)))
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        signed(CONSUMER)[:-1] + b"\0",
+        signed(CONSUMER, header={1: -8, 4: b"nobody"}),
+        signed(CONSUMER, header={1: -8, 4: b"issuer-2"}),
+        issue(CONSUMER_CLAIMS, SigningKey(ISSUER, b"nobody", generate_private_key(SECP256R1()))),
+        issue(CONSUMER_CLAIMS, SigningKey(ISSUER, b"nobody", SECRET)),
+    ],
+    ids=["wrong signature", "unknown kid", "kid of another kind", "unknown ES256", "unknown HMAC"],
+)
+def test_whatever_is_wrong_one_signature_is_checked_of_the_kind_that_the_token_names(
+    token: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no clock tells which keys there are."""
+    checked: list[Algorithm] = []
+
+    def counted(key: PublicKey | bytes, message: bytes, signature: bytes) -> bool:
+        checked.append(Algorithm.HMAC_256 if isinstance(key, bytes) else algorithm_of(key))
+        return is_signed(key, message, signature)
+
+    monkeypatch.setattr("kvcs.trust.tokens.is_signed", counted)
+
+    with pytest.raises(BadToken):
+        read(token)
+    assert checked == [read_unverified(token).algorithm]
+
+
 def test_nothing_of_an_unsigned_token_is_told_but_its_length_and_kid() -> None:
     secret = "who-i-am"
     twice = b"\xa2" + 2 * (cbor2.dumps(secret) + b"\0")
@@ -321,6 +350,11 @@ def test_a_token_that_lives_too_long_is_refused_with_and_without_iat() -> None:
     assert caught.value.why is Denial.MALFORMED
     with pytest.raises(BadToken, match="limit 86400"):
         read(token_with(exp_4=NOW + 86_401, iat_6=None))
+    # Nor does a date of issue that is ahead make it any younger.
+    for ahead in (31, 10**9):
+        with pytest.raises(BadToken, match="limit 86400"):
+            read(token_with(exp_4=NOW + 86_400 + ahead, iat_6=NOW + ahead))
+    read(token_with(exp_4=NOW + 86_430, iat_6=NOW + 30))
     read_token(token_with(exp_4=NOW + 90_000), ISSUERS, [AUDIENCE]).check_time(
         NOW, max_lifetime_s=90_000
     )
