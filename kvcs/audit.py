@@ -25,7 +25,7 @@ import structlog
 from kvcs.errors import ConfigError
 from kvcs.profile.naming import PROFILE, PublicationName
 from kvcs.repeats import Repeats
-from moqt.authority import Action
+from moqt.authority import Action, Denied, Granted
 from moqt.names import TrackNamespace
 
 log = structlog.get_logger("kvcs.audit")
@@ -167,6 +167,7 @@ class Audit:
         Raises:
             ConfigError: If it cannot be written to; the message names it.
         """
+        self.flush()  # what came before belongs where it began
         if path is not None:
             try:
                 self._fd = os.open(
@@ -235,6 +236,28 @@ def _plain(text: str) -> str:
 _process = Audit()
 note = _process.note
 auditing = _process.to_file
+
+
+def note_access(
+    address: str, action: Action, namespace: TrackNamespace | None, answer: Granted | Denied
+) -> None:
+    """Write that an authority let somebody do something, or did not.
+
+    Args:
+        address: Host that was asked from.
+        action: What was asked for.
+        namespace: Where; None for a SETUP.
+        answer: What was said; the reason is written of a refusal alone.
+    """
+    granted = isinstance(answer, Granted)
+    note(
+        AuditEvent.ACCESS,
+        Outcome.GRANTED if granted else Outcome.REFUSED,
+        who=Subject(sub=answer.who, cti=bytes.fromhex(answer.token), address=address),
+        action=action,
+        scope=scope_of(namespace),
+        reason="" if isinstance(answer, Granted) else f"{answer.why.value}: {answer.reason}",
+    )
 
 
 def note_publication(

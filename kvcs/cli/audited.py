@@ -1,7 +1,7 @@
 """What a relay leaves in the audit."""
 
-from kvcs.audit import AuditEvent, Outcome, Subject, note, scope_of
-from moqt.authority import Action
+from kvcs.audit import AuditEvent, Outcome, Subject, note, note_access, scope_of
+from moqt.authority import Action, Denied, Granted
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.relay.observer import Peer, RelayObserver
 
@@ -29,6 +29,12 @@ class Audited(RelayObserver):
             scope=scope_of(track.namespace),
             reason="a track contradicts itself",
         )
+
+    def access_decided(
+        self, peer: Peer, action: Action, namespace: TrackNamespace | None, answer: Granted | Denied
+    ) -> None:
+        """Somebody was let in, or was not."""
+        note_access(peer.address, action, namespace, answer)
 
     def peer_limited(self, peer: Peer, reason: str) -> None:
         """A peer had enough."""

@@ -40,6 +40,7 @@ from moqt.session.commands import (
 from moqt.session.config import Role, SessionConfig
 from moqt.session.core import Session
 from moqt.session.events import (
+    AccessDecided,
     Event,
     FetchReceived,
     GoawayReceived,
@@ -141,6 +142,9 @@ class RequestHandler:
 
     def request_ended(self, connection: "MoqtConnection", event: PeerRequestEnded) -> None:
         """A request that was handed out is over."""
+
+    def access_decided(self, connection: "MoqtConnection", event: AccessDecided) -> None:
+        """The authority said whether the peer may do something; it was told so already."""
 
     def peer_limited(self, connection: "MoqtConnection", event: PeerLimited) -> None:
         """The peer was at a limit of the session or its endpoint, and was told so."""
@@ -710,6 +714,8 @@ class MoqtConnection:
                 handler.subscribe_namespace_received(self, event)
             case PeerRequestEnded():
                 handler.request_ended(self, event)
+            case AccessDecided():
+                handler.access_decided(self, event)
             case PeerLimited():
                 handler.peer_limited(self, event)
             case SessionEstablished():

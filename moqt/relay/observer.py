@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moqt.authority import Action, Denied, Granted
 from moqt.names import FullTrackName, TrackNamespace
 
 
@@ -33,6 +34,11 @@ class RelayObserver:
 
     def track_malformed(self, track: FullTrackName, reason: str) -> None:
         """What publishers brought of a Track contradicts itself: it was ended, for everybody."""
+
+    def access_decided(
+        self, peer: Peer, action: Action, namespace: TrackNamespace | None, answer: Granted | Denied
+    ) -> None:
+        """The authority said whether a peer may do something; of a SETUP there is no namespace."""
 
     def peer_limited(self, peer: Peer, reason: str) -> None:
         """A peer was at a limit of its session or of the relay, and was told so."""

@@ -41,6 +41,7 @@ from moqt.relay.tasks import Tasks
 from moqt.relay.upstream import Upstream
 from moqt.session.config import SessionConfig, TokenSource, no_tokens
 from moqt.session.events import (
+    AccessDecided,
     FetchReceived,
     PeerLimited,
     PeerRequestEnded,
@@ -297,6 +298,11 @@ class Relay(RequestHandler):
         else:
             self._offers.withdrawn(reader)
             self._readers.ended(reader)
+
+    def access_decided(self, connection: MoqtConnection, event: AccessDecided) -> None:
+        """Tell of it."""
+        peer = _peer_of(connection)
+        self._observer.access_decided(peer, event.action, event.namespace, event.answer)
 
     def peer_limited(self, connection: MoqtConnection, event: PeerLimited) -> None:
         """Tell of it."""

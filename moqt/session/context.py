@@ -133,7 +133,10 @@ class Context:
         self.pace = Pace(self.config.max_requests_per_s)
         self.visit = Visit(self.guests)
         self.guard = Guard(
-            self.authority, self.wall_clock, lambda seconds: self.timers.start(GUARD_TIMER, seconds)
+            self.authority,
+            self.wall_clock,
+            lambda seconds: self.timers.start(GUARD_TIMER, seconds),
+            self.emit,
         )
 
     def emit(self, event: Event) -> None:

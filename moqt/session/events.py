@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from moqt.authority import Action, Denied, Granted
 from moqt.codepoints import (
     ObjectStatus,
     ParameterType,
@@ -513,6 +514,26 @@ class GoawayReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessDecided:
+    """The authority said whether the peer may do something; for the log, nothing is left to do.
+
+    Told of a SETUP and of each request ahead of its own event, if there is one, and when what was
+    granted loses its right; not each time that it is asked about again.
+    """
+
+    action: Action
+    """What it was about; of several that a request needs, the first."""
+
+    namespace: TrackNamespace | None
+    """Of the Track, or the prefix; None: the session."""
+
+    answer: Granted | Denied
+
+    is_running: bool
+    """Whether it had been granted before, and was refused when it was asked about again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimited:
     """The peer was at one of our limits, and was told so; nothing is left to do."""
 
@@ -575,6 +596,7 @@ Event = (
     | TracksUpdated
     | SessionEstablished
     | GoawayReceived
+    | AccessDecided
     | PeerLimited
     | StreamDiscarded
     | SessionTerminated

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from moqt.authority import Action, Authority, Bearer, Denial, Denied, Everyone
+from moqt.authority import Action, Authority, Bearer, Denial, Denied, Everyone, Granted
 from moqt.codepoints import MessageType as M
 from moqt.codepoints import PublishDoneCode, RequestErrorCode, SessionErrorCode, StreamErrorCode
 from moqt.limits import peer_of
 from moqt.names import FullTrackName, TrackNamespace
-from moqt.session.events import RequestId
+from moqt.session.events import AccessDecided, RequestId
 from moqt.wire.token import AuthorizationToken
 
 #: What each request needs; all of it, on the same names. SUBSCRIBE_TRACKS has no action of its own.
@@ -91,8 +91,13 @@ class Permit:
     check_at: float | None
     expires_at: float | None
     granted_at: float
-    who: str = ""
-    """Whom it was granted to, for limits; empty where nobody is asked who they are."""
+    granted: Granted
+    """What was said: of several actions, of the last."""
+
+    @property
+    def who(self) -> str:
+        """Whom it was granted to, for limits; empty where nobody is asked who they are."""
+        return self.granted.who
 
     @property
     def due_at(self) -> float | None:
@@ -124,6 +129,7 @@ class Guard:
         authority: Whom to ask; None: nobody, everything is allowed.
         wall_clock: Seconds since the epoch.
         set_timer: Called with the seconds until :meth:`look` is to be called.
+        tell: Called with each decision of the authority.
     """
 
     def __init__(
@@ -131,10 +137,12 @@ class Guard:
         authority: Authority | None,
         wall_clock: Callable[[], float],
         set_timer: Callable[[float], None],
+        tell: Callable[[AccessDecided], None] = lambda event: None,
     ) -> None:
         self.address = ""
         self.certificate: bytes | None = None
         self._authority = authority or Everyone()
+        self._tell = tell if authority is not None else None
         self._now = wall_clock
         self._set_timer = set_timer
         self._timer_at: float | None = None
@@ -158,7 +166,7 @@ class Guard:
         self._session_tokens = tokens
         if not asked:
             return None
-        answer = self._ask(Question((Action.CLIENT_SETUP,), None), ())
+        answer = self._ask_and_tell(Question((Action.CLIENT_SETUP,), None), ())
         if isinstance(answer, Permit):
             self._session, self._who = answer, answer.who
             self._until(_earlier(answer.due_at, answer.farewell_at))
@@ -169,7 +177,7 @@ class Guard:
         self, request_id: RequestId, question: Question, tokens: tuple[AuthorizationToken, ...]
     ) -> Denied | None:
         """Return why a request is refused; None: it is not, and is remembered until forgotten."""
-        answer = self._ask(question, tokens)
+        answer = self._ask_and_tell(question, tokens)
         if isinstance(answer, Denied):
             return answer
         self._permits[request_id] = answer
@@ -200,17 +208,18 @@ class Guard:
         """
         permit = self._permits.get(request_id)
         if permit is None:
-            return None  # it is over, and so is what could be changed
+            return Denied(Denial.UNAUTHORIZED, "nothing was granted that could be changed")
         question = permit.question
         changed = permit if not tokens else replace(permit, tokens=tokens)
-        asked = self._ask(replace(question, actions=(Action.REQUEST_UPDATE,)), changed.tokens)
+        update = replace(question, actions=(Action.REQUEST_UPDATE,))
+        asked = self._ask_and_tell(update, changed.tokens)
         if isinstance(asked, Denied):
             return asked
         if prefix is not None and prefix != question.namespace:
             question = replace(question, namespace=prefix)
         if tokens or question != permit.question:
             for wanted in dict.fromkeys((permit.question, question)):
-                answer = self._ask(wanted, changed.tokens)
+                answer = self._ask_and_tell(wanted, changed.tokens)
                 if isinstance(answer, Denied):
                     return answer
                 if wanted == question:
@@ -282,27 +291,50 @@ class Guard:
         answer = self._ask(permit.question, permit.tokens)
         if isinstance(answer, Denied):
             is_for_good = due_at is None and answer.why is Denial.EXPIRED
-            return permit if is_for_good else answer
+            if is_for_good:
+                return permit
+            self._tell_of(permit.question, answer, is_running=True)
+            return answer
         # What is left is not a new whole, of which half would be a farewell.
         is_same = answer.expires_at == permit.expires_at
         return replace(answer, granted_at=permit.granted_at) if is_same else answer
+
+    def _ask_and_tell(
+        self, question: Question, tokens: tuple[AuthorizationToken, ...]
+    ) -> Permit | Denied:
+        answer = self._ask(question, tokens)
+        told = answer if isinstance(answer, Denied) else answer.granted
+        self._tell_of(question, told, is_running=False)
+        return answer
+
+    def _tell_of(self, question: Question, answer: Granted | Denied, *, is_running: bool) -> None:
+        if self._tell is not None:
+            [action, *_] = question.actions
+            self._tell(
+                AccessDecided(
+                    action=action,
+                    namespace=question.namespace,
+                    answer=answer,
+                    is_running=is_running,
+                )
+            )
 
     def _ask(self, question: Question, tokens: tuple[AuthorizationToken, ...]) -> Permit | Denied:
         now = self._now()
         bearer = Bearer(tokens or self._session_tokens, self.certificate, self.address)
         check_at: float | None = None
         expires_at: float | None = None
-        who = ""
+        granted = Granted()
         for action in question.actions:
             answer = self._authority.decide(action, question.namespace, question.track, bearer, now)
             if isinstance(answer, Denied):
                 return answer
             check_at = _earlier(check_at, answer.check_at)
             expires_at = _earlier(expires_at, answer.expires_at)
-            who = answer.who
+            granted = answer
         if expires_at is not None and expires_at <= now:
             return Denied(Denial.EXPIRED, "what was granted is over")
-        return Permit(question, tokens, check_at, expires_at, now, who)
+        return Permit(question, tokens, check_at, expires_at, now, granted)
 
     def _until(self, at: float | None) -> None:
         """Have the timer run no longer than to ``at``."""

@@ -165,7 +165,12 @@ async def test_a_token_that_is_revoked_in_the_file_ends_what_it_allowed(
         audience=(AUDIENCE,),
     )
     relays: list[Relay] = []
-    authorizing = Authorizing(settings, lambda: [relay.ask_again() for relay in relays] and None)
+
+    def ask_again() -> None:
+        for relay in relays:
+            relay.ask_again()
+
+    authorizing = Authorizing(settings, ask_again)
     stopping = asyncio.Event()
     async with (
         asyncio.timeout(PATIENCE_S),

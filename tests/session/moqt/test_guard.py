@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from moqt.authority import Action
+from moqt.authority import Action, Denied, Granted
 from moqt.codepoints import ParameterType as P
 from moqt.codepoints import (
     PublishDoneCode,
@@ -20,6 +20,7 @@ from moqt.session.commands import ResetStream, SendStreamData, StreamId
 from moqt.session.config import SessionConfig
 from moqt.session.core import Session
 from moqt.session.events import (
+    AccessDecided,
     FetchEnded,
     GoawayReceived,
     NamespaceRevoked,
@@ -177,7 +178,11 @@ def test_a_setup_that_is_not_allowed_closes_the_session(
 
     assert pair.server.closed is not None
     assert (pair.server.closed.code, pair.server.closed.reason) == (code, "")
-    assert [type(e) for e in pair.server.seen] == [SessionTerminated]
+    decided, over = pair.server.seen
+    assert isinstance(decided, AccessDecided)
+    assert (decided.action, decided.namespace) == (Action.CLIENT_SETUP, None)
+    assert isinstance(decided.answer, Denied)
+    assert isinstance(over, SessionTerminated)
 
 
 def test_a_server_that_was_dialled_is_asked_for_no_token() -> None:
@@ -277,6 +282,9 @@ def test_what_is_not_allowed_is_refused_unseen_with_nothing_but_a_code(
     refused = pair.client.one(RequestRefused)
     assert (refused.code, refused.reason, refused.retry_ms) == (code, "", None)
     assert refused.redirect is None
+    decided = pair.server.one(AccessDecided)
+    assert isinstance(decided.answer, Denied)
+    assert decided.namespace == name.namespace
     assert pair.server.take() == []
     assert pair.client.session.terminated is None
 
@@ -667,3 +675,32 @@ def test_requests_that_are_over_are_forgotten() -> None:
 
     kept = pair.server.session._context.guard._permits
     assert len(kept) == pair.server.session.open_requests
+
+
+def test_each_decision_is_told_once_and_again_when_it_changes() -> None:
+    table = good(expires_at=2000.0, check_every_s=5.0)
+    pair = pair_with(table, b"setup")
+    _wish(pair.client.session, tokens=[token(b"good")])
+    pair.settle()
+    [asked, offered] = pair.server.take(AccessDecided)
+    assert (asked.action, asked.namespace) == (Action.SUBSCRIBE_NAMESPACE, SCOPE)
+    assert (offered.action, offered.namespace) == (Action.SUBSCRIBE, SCOPE)
+    assert isinstance(asked.answer, Granted)
+    assert asked.answer.who == "somebody"
+    assert not asked.is_running
+
+    pair.advance(20.0)
+    assert not pair.server.take(AccessDecided)
+    table.passes[b"good"].revoked = True
+    pair.advance(5.0)
+    over = pair.server.take(AccessDecided)
+    assert [event.is_running for event in over] == [True, True]
+    assert all(isinstance(event.answer, Denied) for event in over)
+
+
+def test_nothing_is_told_where_nobody_is_asked() -> None:
+    pair = Pair()
+    _subscribe(pair.client.session)
+    pair.settle()
+
+    assert not pair.server.take(AccessDecided)
