@@ -167,7 +167,7 @@ class Audit:
         Raises:
             ConfigError: If it cannot be written to; the message names it.
         """
-        self.flush()  # what came before belongs where it began
+        self.flush()  # what was counted before is not of this file
         if path is not None:
             try:
                 self._fd = os.open(

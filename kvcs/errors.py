@@ -51,6 +51,32 @@ class Rejection(StrEnum):
     DATA_LENGTH = "data-length"
     #: The codec could not make a tensor of the Data.
     DECODE = "decode"
+    #: In clear, where the scope says that Objects are sealed.
+    UNPROTECTED = "unprotected"
+    #: Sealed, where the scope says that Objects go in clear.
+    PROTECTED = "protected"
+    #: Sealed under a Key ID that is not the scope's, or says so in a way that cannot be read.
+    KEY_ID = "key-id"
+    #: A sealed payload is longer than any that this Object can have.
+    TOO_LONG = "too-long"
+    #: A sealed payload was not sealed by a member of the scope, for this place in this track.
+    TAG = "tag"
+    #: A member of the scope sealed what is no payload.
+    PLAINTEXT = "plaintext"
+
+
+#: Why an Object could not be opened. Nobody outside may notice that (Secure Objects): such an
+#: Object is treated as if it had never come.
+UNOPENED = frozenset(
+    {
+        Rejection.UNPROTECTED,
+        Rejection.PROTECTED,
+        Rejection.KEY_ID,
+        Rejection.TOO_LONG,
+        Rejection.TAG,
+        Rejection.PLAINTEXT,
+    }
+)
 
 
 class ServiceFault(StrEnum):

@@ -62,7 +62,7 @@ class ClientVerifier:
     """
 
     def __init__(self, roots: Sequence[x509.Certificate], names: Iterable[str] = ()) -> None:
-        self._store = Store(roots)
+        self._store = Store(list(roots))
         self.names = tuple(names)
 
     def verify(self, chain: Sequence[x509.Certificate], now: datetime.datetime) -> bytes:

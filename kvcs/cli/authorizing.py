@@ -8,11 +8,23 @@ import structlog
 from kvcs.config import Access, ListeningSettings
 from kvcs.telemetry import LogEvent
 from kvcs.trust.authority import TokenAuthority
+from kvcs.trust.certified import CertifiedAuthority
 from kvcs.trust.policy import Policy, PolicyFiles
+from kvcs.trust.scopefile import ScopePolicy
 from kvcs.trust.watching import PolicyKeeper
 from moqt.aio import ServerTls
+from moqt.authority import Authority
 
 log = structlog.get_logger("kvcs")
+
+
+def policy_files(settings: ListeningSettings) -> PolicyFiles | None:
+    """Return where it stands whom to believe; None: no token is asked for."""
+    if settings.issuers_file is not None:
+        return PolicyFiles(settings.issuers_file, settings.revocations_file)
+    if settings.issuers_in_scope is not None:
+        return ScopePolicy(settings.issuers_in_scope, settings.revocations_file)
+    return None
 
 
 class _Telling(TokenAuthority):
@@ -41,14 +53,16 @@ class Authorizing:
     """
 
     def __init__(self, settings: ListeningSettings, ask_again: Callable[[], None]) -> None:
-        self.authority: TokenAuthority | None = None
+        self.authority: Authority | None = None
         self._keeper: PolicyKeeper | None = None
-        if settings.issuers_file is not None:
-            files = PolicyFiles(settings.issuers_file, settings.revocations_file)
+        files = policy_files(settings)
+        if files is not None:
             authority = _Telling(files.read(), settings.audience)
             authority.on_change = ask_again
             self.authority = authority
             self._keeper = PolicyKeeper(files, authority)
+        elif settings.access is Access.CERTIFIED:
+            self.authority = CertifiedAuthority()
         if settings.access is Access.EVERYBODY:
             log.warning(LogEvent.OPEN_TO_EVERYBODY, listen=str(settings.listen))
 

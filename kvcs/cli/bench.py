@@ -25,6 +25,7 @@ from kvcs.link import client_tls, quic_settings
 from kvcs.measurement import Measurement
 from kvcs.store.source import MODEL_SHAPES
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.scope import Scope
 from moqt.aio import ClientTls, MoqtUri
 
 NAME = "bench"
@@ -61,6 +62,9 @@ _TELL_S = 10.0
 #: Settings that both ends on loopback are told alike, where flags say them.
 _SHARED = (
     "config",
+    "sealing",
+    "suite",
+    "padding",
     "engine",
     "max_datagram_octets",
     "connection_window",
@@ -152,9 +156,9 @@ async def _over_link(args: Namespace, settings: BenchSettings, cache: BenchCache
         raise ConfigError(str(exc)) from None
     tls = replace(client_tls(settings), verify=True)
     spec = ConnectionSpec(uri=args.uri, tls=tls, quic=quic_settings(settings))
-    key = settings.load_scope_key()
+    scope = settings.load_scope()
     with Board(cache) as board:
-        return await Bench(cache, spec, key, settings, seconds=args.seconds, board=board).run()
+        return await Bench(cache, spec, scope, settings, seconds=args.seconds, board=board).run()
 
 
 async def _over_loopback(
@@ -182,8 +186,9 @@ async def _over_loopback(
 
             with Board(cache) as board:
                 key = ScopeKey.from_file(files / "scope.key")
+                scope = Scope(key, settings.load_protection())
                 bench = Bench(
-                    cache, spec, key, settings, seconds=args.seconds, board=board, ask=ask
+                    cache, spec, scope, settings, seconds=args.seconds, board=board, ask=ask
                 )
                 return await bench.run()
 

@@ -24,6 +24,7 @@ from kvcs.kvsp.layout import Layout
 from kvcs.measurement import Measurement, Retrieved, Setting
 from kvcs.profile.naming import PROFILE
 from kvcs.store.sink import ArraySink
+from kvcs.trust.scope import Scope
 from moqt.aio import connect
 from moqt.aio.engine import DEFAULT as DEFAULT_ENGINE
 from moqt.names import TrackNamespace
@@ -60,7 +61,7 @@ class Bench:
     Args:
         cache: What is there to be retrieved.
         spec: Where from, and over what.
-        scope_key: Of the scope that it is published in.
+        scope: That it is published in.
         settings: Deadlines.
         seconds: No retrieval begins that much later than the first.
         board: Is told how far it is.
@@ -71,7 +72,7 @@ class Bench:
         self,
         cache: BenchCache,
         spec: ConnectionSpec,
-        scope_key: ScopeKey,
+        scope: Scope | ScopeKey,
         settings: BenchSettings,
         *,
         seconds: float,
@@ -84,7 +85,7 @@ class Bench:
         self._seconds = seconds
         self._board = board
         self._ask = ask
-        self._expected = Expectations.of_tokens(scope_key, cache.descriptor, cache.source().tokens)
+        self._expected = Expectations.of_tokens(scope, cache.descriptor, cache.source().tokens)
         if cache.octets > settings.max_cache_octets:
             raise ConfigError(
                 f"the cache takes {cache.octets} octets, max_cache_octets is "

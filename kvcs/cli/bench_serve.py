@@ -20,6 +20,7 @@ from kvcs.lifecycle import run_until_stopped
 from kvcs.link import quic_settings
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.publication import Encoding
+from kvcs.trust.scope import SUITES, Protection, Scope
 from moqt.aio import MoqtConnection, ServerTls
 from moqt.aio.tls import CertificateFiles, make_certificates
 
@@ -106,6 +107,7 @@ async def _serve(
     output: Output,
 ) -> None:
     assert settings.listen is not None, "serve() has looked"
+    protection = settings.load_protection()
     reached_by = list(names) or own_names(settings.listen.host)
     keys = Keys.make(folder, list(dict.fromkeys((*reached_by, "localhost", "127.0.0.1"))))
     options = ProducerOptions(
@@ -121,7 +123,7 @@ async def _serve(
             def opened(connection: MoqtConnection) -> None:
                 sessions.create_task(_watch(connection, settings, output))
 
-            async with Producer(keys.scope_key, options) as producer:
+            async with Producer(Scope(keys.scope_key, protection), options) as producer:
                 await producer.publish(cache.source())
                 assert settings.listen is not None
                 certificates = keys.certificates
@@ -131,7 +133,9 @@ async def _serve(
                     quic=quic_settings(settings),
                     on_connection=opened,
                 )
-                command = other_end_command(cache, reached_by[0], port, keys.for_the_other_end)
+                command = other_end_command(
+                    cache, reached_by[0], port, keys.for_the_other_end, protection
+                )
                 output.tell(
                     "listening",
                     host=host,
@@ -183,13 +187,18 @@ def own_names(host: str) -> list[str]:
     return [*found, socket.gethostname() or "localhost"]
 
 
-def other_end_command(cache: BenchCache, host: str, port: int, folder: Path) -> str:
+def other_end_command(
+    cache: BenchCache, host: str, port: int, folder: Path, protection: Protection | None = None
+) -> str:
     """Return the line to run at the other end, where the files have been copied to ``folder``."""
     words = (
         "kvcs", "bench", f"moqt://{Address(host, port)}/",
         "--ca-file", str(folder / "ca.pem"), "--scope-key-file", str(folder / "scope.key"),
         *cache.flags(),
     )  # fmt: skip
+    if protection is not None:
+        [suite] = [name for name, suite in SUITES.items() if suite is protection.suite]
+        words += ("--sealing", "sealed", "--suite", suite, "--padding", protection.padding)
     return shlex.join(words)
 
 

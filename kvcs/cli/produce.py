@@ -31,6 +31,7 @@ from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
 from kvcs.telemetry import Counter, set_up_logging
+from kvcs.trust.producers import check_listed
 
 NAME = "produce"
 HELP = "publish a KV cache and serve it until stopped"
@@ -41,7 +42,7 @@ connect here (--listen), or through relays (--connect). On the first signal, ses
 those who connect from then on.
 
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
-      --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
+      --certificate-file cert.pem --key-file key.pem --scope-file scope.toml
   kvcs produce --synthetic llama-3.1-8b --tokens 4096 --layer-interval-ms 40 --listen ...
 
 With --http, blocks are served over HTTPS as well, to who has a token of --tokens-file. With
@@ -133,11 +134,9 @@ async def run(args: Namespace) -> int:
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     source = _source(args)
     _prefix(source, args)  # one that cannot be is refused here
-    producer = Producer(
-        settings.load_scope_key(),
-        ProducerOptions.of(settings),
-        producer_key=settings.load_producer_key(),
-    )
+    scope, producer_key = settings.load_scope(), settings.load_producer_key()
+    check_listed(scope.producers, producer_key, time.time())
+    producer = Producer(scope, ProducerOptions.of(settings), producer_key=producer_key)
     authorizing, config = Authorizing(settings, producer.ask_again), client_config(settings)
     over_http = OverHttp.of_producer(producer, settings)
     output = Output(as_json=args.json)

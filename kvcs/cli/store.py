@@ -4,6 +4,7 @@ import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from kvcs.audit import auditing
@@ -11,6 +12,7 @@ from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
+from kvcs.cli.scopes import believed
 from kvcs.config import StoreSettings, add_settings, settings_from
 from kvcs.depot.archive import listing
 from kvcs.depot.daemon import Store, StoreOptions
@@ -28,6 +30,7 @@ from kvcs.link import (
 )
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.scope import Scope
 from moqt.names import TrackNamespace
 
 NAME = "store"
@@ -42,7 +45,7 @@ is sent.
   kvcs store /srv/kvcs --connect moqt://relay:4443/ --budget-octets 200GiB \\
       --listen 0.0.0.0:4444 --certificate-file cert.pem --key-file key.pem \\
       --issuers-file issuers.toml --audience moqt://store:4444 \\
-      --token-file store.token --scope-key-file scope.key
+      --token-file store.token --scope-file scope.toml
   kvcs store --list /srv/kvcs
 
 With --index, publications that are held whole are listed at an index, which is asked for their
@@ -82,13 +85,14 @@ async def run(args: Namespace) -> int:
         return 0
     settings = settings_from(StoreSettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
-    scope_key = settings.load_scope_key()
-    prefixes = [_prefix(scope_key.scope_id, text) for text in settings.only]
+    scope = _the_one_scope(settings)
+    prefixes = [_prefix(scope.key.scope_id, text) for text in settings.only]
+    trusted, required = believed(settings, scope)
     store = Store(
         Path(args.folder),
-        scope_key,
-        StoreOptions.of(settings),
-        trusted=settings.load_trusted_keys(),
+        scope,
+        replace(StoreOptions.of(settings), require_signature=required),
+        trusted=trusted,
     )
     over_http = OverHttp.of_store(store, settings)
 
@@ -125,6 +129,15 @@ async def run(args: Namespace) -> int:
         # What is over HTTP is drained first, then the sessions.
         await run_until_stopped(serve, authorizing.keep, grace=2 * settings.drain_s + 8.0)
     return 0
+
+
+def _the_one_scope(settings: StoreSettings) -> Scope:
+    scopes = settings.load_scopes()
+    if len(scopes) > 1:
+        raise ConfigError(
+            f"scope_file names {len(scopes)} files, expected one: a folder is for one scope"
+        )
+    return scopes[0]
 
 
 async def _tell_changes(store: Store, output: Output, stopping: asyncio.Event) -> None:

@@ -153,7 +153,7 @@ class ConsumerSettings(IndexedSettings):
 
     @model_validator(mode="after")
     def _check_trust(self) -> "ConsumerSettings":
-        if self.require_signature and not self.trust:
+        if self.require_signature and not self.trust and not self.scope_file:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self
 
@@ -275,7 +275,7 @@ class StoreSettings(HoldingSettings):
                 "index_uri is not set, expected an index since http_listen is: it knows the Block "
                 "Keys of what is kept, which nobody can compute without the tokens"
             )
-        if self.require_signature and not self.trust:
+        if self.require_signature and not self.trust and not self.scope_file:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self
 

@@ -12,13 +12,15 @@ from kvcs.config.readers import (
     DatagramSetting,
     NamesSetting,
     OctetsSetting,
+    PathsSetting,
     PlacesSetting,
     ServiceSetting,
 )
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.telemetry import LogFormat
-from kvcs.trust.scope import Scope
+from kvcs.trust.scope import SUITES, Padding, Protection, Scope
+from kvcs.trust.scopefile import read_scope
 
 ENV_PREFIX = "KVCS_"
 
@@ -119,6 +121,11 @@ class Settings(CommonSettings):
         default=10.0, gt=0, description="seconds until a request must be answered"
     )
 
+    @property
+    def issuers_in_scope(self) -> Path | None:
+        """The scope file whose issuers are believed; None: there is none, or it lists none."""
+        return None
+
     @model_validator(mode="after")
     def _check_client_certificate(self) -> "Settings":
         if (self.client_certificate_file is None) != (self.client_key_file is None):
@@ -141,12 +148,42 @@ class Settings(CommonSettings):
 class ScopedSettings(Settings):
     """What every command can be told that belongs to a scope."""
 
+    scope_file: PathsSetting = Field(
+        default=(),
+        description="file of mode 0600 with a scope, as kvcs keys new-scope makes it: the key, how "
+        "objects are sealed, whose manifests and tokens are believed. Of several the first is "
+        "published in, and consumers look in all",
+    )
     scope_key_file: Path | None = Field(
-        default=None, description="file with the scope key, raw or in hex, at least 32 octets"
+        default=None,
+        description="instead, file with the scope key alone, raw or in hex, at least 32 octets",
     )
     scope_key: SecretStr | None = Field(
         default=None, description="the scope key itself, in hex; not a flag"
     )
+    sealing: Literal["sealed", "clear"] | None = Field(
+        default=None,
+        description="sealed: objects of the scope are sealed, so that nobody outside can read or "
+        "make them, and others are not used; clear, the default: the reverse",
+    )
+    suite: Literal["aes-128-gcm", "aes-256-gcm"] | None = Field(
+        default=None, description="what objects are sealed with; aes-128-gcm if left out"
+    )
+    padding: Padding | None = Field(
+        default=None,
+        description="which sealed objects are made longer, so that lengths tell less: auto, the "
+        "default, those of codecs whose lengths depend on content; none; or bucket, all",
+    )
+
+    @property
+    def issuers_in_scope(self) -> Path | None:
+        """The scope file whose issuers are believed: the one published in, if it lists any."""
+        if not self.scope_file:
+            return None
+        try:
+            return self.scope_file[0] if read_scope(self.scope_file[0]).issuers else None
+        except ConfigError:
+            return None  # which is told when the scope is loaded
 
     def load_scope_key(self) -> ScopeKey:
         """Return the scope key.
@@ -154,28 +191,92 @@ class ScopedSettings(Settings):
         Raises:
             ConfigError: If there is none or two, or if it cannot be read or is too short.
         """
-        if self.scope_key is not None and self.scope_key_file is not None:
-            raise ConfigError("scope_key and scope_key_file are both set, expected one of them")
-        if self.scope_key_file is not None:
-            return ScopeKey.from_file(self.scope_key_file)
-        if self.scope_key is None:
-            raise ConfigError(
-                "no scope key: set scope_key_file (--scope-key-file, KVCS_SCOPE_KEY_FILE) "
-                "or KVCS_SCOPE_KEY"
-            )
-        try:
-            secret = bytes.fromhex(self.scope_key.get_secret_value().strip())
-        except ValueError:
-            raise ConfigError("scope_key is not hex") from None
-        return ScopeKey(secret)
+        return self.load_scope().key
 
     def load_scope(self) -> Scope:
-        """Return the scope: its key, and what goes with it.
+        """Return the scope that is published in: its key, and what goes with it.
 
         Raises:
-            ConfigError: As :meth:`load_scope_key` does.
+            ConfigError: As :meth:`load_scopes` does.
         """
-        return Scope(self.load_scope_key())
+        return self.load_scopes()[0]
+
+    def load_scopes(self) -> tuple[Scope, ...]:
+        """Return all scopes, the one that is published in first.
+
+        Raises:
+            ConfigError: If there is none, or it is told in two ways, or a file or key cannot be
+                used, or settings contradict a file; the message names what it is about.
+        """
+        told = [n for n in ("scope_file", "scope_key_file", "scope_key") if getattr(self, n)]
+        if len(told) > 1:
+            raise ConfigError(f"{' and '.join(told)} are both set, expected one of them")
+        if not told:
+            raise ConfigError(
+                "no scope key: set scope_file (--scope-file, KVCS_SCOPE_FILE), scope_key_file "
+                "(--scope-key-file, KVCS_SCOPE_KEY_FILE) or KVCS_SCOPE_KEY"
+            )
+        if not self.scope_file:
+            return (Scope(self._load_bare_key(), self.load_protection()),)
+        scopes = tuple(read_scope(path) for path in self.scope_file)
+        for number, scope in enumerate(scopes):
+            self._check_agrees(self.scope_file[number], scope.protection)
+            if scope.key in [before.key for before in scopes[:number]]:
+                raise ConfigError(
+                    f"scope_file names the scope {scope.key.scope_id.hex()[:8]} twice, expected "
+                    "another one"
+                )
+        return scopes
+
+    def _load_bare_key(self) -> ScopeKey:
+        if self.scope_key_file is not None:
+            return ScopeKey.from_file(self.scope_key_file)
+        # Raised where no variable holds a secret: some programs print those of a traceback.
+        key, wrong = _key_from_hex(self.scope_key)
+        if key is None:
+            raise ConfigError(wrong)
+        return key
+
+    def load_protection(self) -> Protection | None:
+        """Return how the settings say that objects are sealed; None: they go in clear.
+
+        Where there is a scope file, that says so instead, and settings may only agree.
+
+        Raises:
+            ConfigError: If it is said how objects are sealed that are not.
+        """
+        if self.sealing == "sealed":
+            return Protection(SUITES[self.suite or "aes-128-gcm"], self.padding or "auto")
+        for name in ("suite", "padding"):
+            if (value := getattr(self, name)) is not None:
+                raise ConfigError(f"{name} is {value!r}, expected sealing to be sealed then")
+        return None
+
+    def _check_agrees(self, file: Path, found: Protection | None) -> None:
+        """Refuse settings that say otherwise than a scope file: neither beats the other."""
+        suites = {suite: name for name, suite in SUITES.items()}
+        for name, says in (
+            ("sealing", "clear" if found is None else "sealed"),
+            ("suite", None if found is None else suites[found.suite]),
+            ("padding", None if found is None else found.padding),
+        ):
+            told = getattr(self, name)
+            if told is not None and told != says:
+                raise ConfigError(
+                    f"{name} is {told!r}, but scope file {file} says "
+                    f"{'sealing is clear' if says is None else repr(says)}: leave it out"
+                )
+
+
+def _key_from_hex(secret: SecretStr | None) -> tuple[ScopeKey | None, str]:
+    """Return the key, or what is wrong with it."""
+    assert secret is not None, "that is how it was found to be told"
+    try:
+        return ScopeKey(bytes.fromhex(secret.get_secret_value().strip())), ""
+    except ConfigError as exc:
+        return None, str(exc)
+    except ValueError:
+        return None, "scope_key is not hex"
 
 
 class CertifiedSettings(CommonSettings):
@@ -289,11 +390,16 @@ class ListeningSettings(CertifiedSettings, Settings):
     )
 
     @property
+    def believed_issuers(self) -> Path | None:
+        """File with those whose tokens every request needs; None: no token is asked for."""
+        return self.issuers_file or self.issuers_in_scope
+
+    @property
     def access(self) -> Access:
         """Who may use what listens for MOQT."""
         return access(
             None if self.listen is None else self.listen.host,
-            asks_tokens=self.issuers_file is not None,
+            asks_tokens=self.believed_issuers is not None,
             asks_certificates=self.client_ca_file is not None,
         )
 
@@ -307,7 +413,7 @@ class ListeningSettings(CertifiedSettings, Settings):
 
     @model_validator(mode="after")
     def _check_access(self) -> "ListeningSettings":
-        if self.issuers_file is None:
+        if self.believed_issuers is None:
             for name in ("revocations_file", "audience"):
                 if getattr(self, name):
                     raise ValueError(f"issuers_file is not set, expected a file since {name} is")

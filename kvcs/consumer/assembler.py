@@ -31,12 +31,13 @@ from kvcs.consumer.joining import Bond, CannotJoin, Estate, Held, Joint, bond_of
 from kvcs.consumer.ledger import Row, Segment, Track, missing, rectangles
 from kvcs.consumer.ranges import runs
 from kvcs.consumer.selection import SegmentPlan, Wish, plan_segment
-from kvcs.errors import BadManifest, BadObject, KvcsError, Rejection
+from kvcs.errors import UNOPENED, BadManifest, BadObject, KvcsError, Rejection
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import block_keys_sha256
 from kvcs.profile.manifest import DIGEST_OCTETS, Manifest, SegmentEntry
 from kvcs.profile.naming import DataTrack, PublicationName
+from kvcs.trust.sealing import BARE, Cover
 
 #: Payload octets of Objects that are kept until the first manifest is accepted (decision 6).
 EARLY_OCTETS = 16 << 20
@@ -70,6 +71,7 @@ class EarlyObject:
     layer: int
     block: int
     payload: bytes = field(repr=False)
+    cover: Cover = BARE
 
 
 class Assembler:
@@ -126,7 +128,7 @@ class Assembler:
         self._early: list[EarlyObject] = []
         self._early_room = early_octets
         self._objects = self._octets = self._attested = 0
-        self._duplicates = self._unwanted = self._rejected = 0
+        self._duplicates = self._unwanted = self._rejected = self._unopened = 0
         self._follows = follows
         self._kept: set[int] = set()  # segments that are there, of another publication
 
@@ -257,6 +259,7 @@ class Assembler:
         self._objects, self._octets = so_far.objects, so_far.octets
         self._attested, self._duplicates = so_far.attested, so_far.duplicates
         self._unwanted, self._rejected = so_far.unwanted, so_far.rejected
+        self._unopened = so_far.unopened
 
     def _reach(self, listed: Sequence[SegmentEntry]) -> int | None:
         """Return where everything wanted ends, as far as the segments listed tell."""
@@ -396,7 +399,9 @@ class Assembler:
         """Count an Object that nobody asked for but that came with those that were."""
         self._unwanted += 1
 
-    def hold(self, track: DataTrack, layer: int, block: int, payload: bytes) -> bool:
+    def hold(
+        self, track: DataTrack, layer: int, block: int, payload: bytes, cover: Cover = BARE
+    ) -> bool:
         """Keep an Object that came ahead of the manifest; return whether there was room.
 
         If there was none, read no further before a manifest is accepted.
@@ -404,7 +409,7 @@ class Assembler:
         if len(payload) > self._early_room:
             return False
         self._early_room -= len(payload)
-        self._early.append(EarlyObject(track, layer, block, payload))
+        self._early.append(EarlyObject(track, layer, block, payload, cover))
         return True
 
     def release(self) -> Iterable[EarlyObject]:
@@ -466,6 +471,7 @@ class Assembler:
     def reject(self, track: DataTrack, layer: int, block: int, why: BadObject) -> ObjectRejected:
         """Count an Object that failed a check, and return what to tell of it."""
         self._rejected += 1
+        self._unopened += why.reason in UNOPENED
         return ObjectRejected(
             track=track, layer=layer, block=block, reason=why.reason, text=str(why)
         )
@@ -691,6 +697,7 @@ class Assembler:
             duplicates=self._duplicates,
             unwanted=self._unwanted,
             rejected=self._rejected,
+            unopened=self._unopened,
             first_layer_s=first_layer_s,
             last_layer_s=last_layer_s,
         )

@@ -64,13 +64,14 @@ from kvcs.consumer.spreading import (
 )
 from kvcs.consumer.tasks import Tasks, set_within, tasks
 from kvcs.consumer.waves import LAST, clipped, first_wave, stop_of
-from kvcs.errors import BadManifest, BadObject, ConfigError, NotFound
+from kvcs.errors import UNOPENED, BadManifest, BadObject, ConfigError, NotFound
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.store.shared import SharedSink
 from kvcs.store.sink import GrowingSink
 from kvcs.telemetry import LogEvent
+from kvcs.trust.sealing import Cover
 from moqt.aio import Subscription
 from moqt.codepoints import ObjectStatus, RangeMarkerKind, RequestErrorCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed
@@ -363,7 +364,9 @@ class Download:
                 version = item.location.group
                 if version <= self.assembler.version:
                     continue
-                manifest = await read_manifest(item.payload, track, self.name, version, self.job)
+                manifest = await read_manifest(item, track, self.name, self.job)
+                if manifest is None:
+                    continue
                 if (failure := self._accept(manifest, version)) is not None:
                     self._fail(failure)
                     return
@@ -441,7 +444,7 @@ class Download:
             self._tell(event)
         if self._sink_began:
             for early in assembler.release():
-                self._take(early.track, early.layer, early.block, early.payload)
+                self._take(early.track, early.layer, early.block, early.payload, early.cover)
         self._wake.set()
         return None
 
@@ -691,7 +694,8 @@ class Download:
                     if awaited is not None and (group, number) not in awaited:
                         self.assembler.count_excess()
                         continue
-                    if not self._take(share.track, group, number, item.payload):
+                    cover = Cover(item.publisher_priority, item.properties)
+                    if not self._take(share.track, group, number, item.payload, cover):
                         return None  # ahead of the manifest and out of room
                     await self._intake.keep_bound()
                 elif isinstance(item, RangeMarked):
@@ -712,7 +716,7 @@ class Download:
         """Return what another process has to know to place what is missing of a share."""
         assembler, expected = self.assembler, self.job.expected
         entry, descriptor = assembler.entry(share.track)
-        extent, sink = assembler.extent, self._sink
+        extent, sink, sealing = assembler.extent, self._sink, expected.sealing
         assert extent is not None, "the sink has begun"
         assert isinstance(sink, SharedSink), "or there were no processes"
         return Placing(
@@ -725,6 +729,7 @@ class Download:
             places=len(extent),
             missing=missing,
             max_data_octets=expected.max_data_octets,
+            key=None if sealing is None else sealing.key(self.name.track(share.track)),
         )
 
     def _first_missing(self, share: Share) -> Location | None:
@@ -732,27 +737,34 @@ class Download:
 
     # -- Objects ---------------------------------------------------------------------------------
 
-    def _take(self, track: DataTrack, layer: int, block: int, payload: bytes) -> bool:
+    def _take(self, track: DataTrack, layer: int, block: int, payload: bytes, cover: Cover) -> bool:
         """Examine and place one Object, or see to it; return False if there is no room yet."""
         match self.assembler.expects(track, layer, block):
             case Expected.EXAMINE:
                 pass
             case Expected.EARLY:
-                return self.assembler.hold(track, layer, block, payload)
+                return self.assembler.hold(track, layer, block, payload, cover)
             case _:
                 return True
         if self._closed or self._failure is not None:
             return True
         examiner = self._examiners.get(track) or self._examiner(track)
         self._intake.take(
-            examiner, payload, layer, block, partial(self._judge, track, layer, block)
+            examiner, payload, layer, block, cover, partial(self._judge, track, layer, block)
         )
         return True
 
     def _examiner(self, track: DataTrack) -> Examiner:
         entry, descriptor = self.assembler.entry(track)
-        limit = self.job.expected.max_data_octets
-        made = Examiner(track, entry, descriptor, self.job.codecs, limit)
+        expected = self.job.expected
+        made = Examiner(
+            track,
+            entry,
+            descriptor,
+            self.job.codecs,
+            expected.max_data_octets,
+            expected.opener(self.name.track(track)),
+        )
         self._examiners[track] = made
         return made
 
@@ -814,15 +826,7 @@ class Download:
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, ObjectRejected):
-            self._rejected.add((event.track, event.layer, event.block))
-            log.warning(
-                LogEvent.OBJECT_REJECTED,
-                track=str(event.track),
-                layer=event.layer,
-                block=event.block,
-                reason=str(event.reason),
-                text=event.text,
-            )
+            self._note_rejected(event)
             note_publication(
                 self.name, Outcome.REJECTED, str(event.reason), event=AuditEvent.OBJECTS
             )
@@ -842,6 +846,22 @@ class Download:
                     task.cancel()
             self._wake.set()
         self.job.tell(event)
+
+    def _note_rejected(self, event: ObjectRejected) -> None:
+        if event.reason in UNOPENED:
+            # It may be asked for again, as what never came is: who looks on learns nothing.
+            why = BadObject(event.reason, event.text)
+            self.job.note_unopened(str(event.track), Location(event.layer, event.block), why)
+            return
+        self._rejected.add((event.track, event.layer, event.block))
+        log.warning(
+            LogEvent.OBJECT_REJECTED,
+            track=str(event.track),
+            layer=event.layer,
+            block=event.block,
+            reason=str(event.reason),
+            text=event.text,
+        )
 
     def abandon(self) -> None:
         """Let go of what was retrieved; nothing more will be placed."""

@@ -1,8 +1,9 @@
 """Errands: what a process that reads for a retrieval is told, and what it tells. Pure.
 
 Values, and how they go through a socket: four octets of length and a pickle. Both ends are this
-program, and no one else has the socket. There is no key among them: a manifest has been checked
-before the first errand, and what an errand needs to know of it goes along.
+program, and no one else has the socket. The scope's key is not among them: a manifest has been
+checked before the first errand, and what an errand needs to know of it goes along. So does the key
+that opens the Objects of its track, and of no other, where they are sealed.
 """
 
 import pickle
@@ -19,6 +20,7 @@ from kvcs.errors import Rejection
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.profile.manifest import SegmentEntry
 from kvcs.profile.naming import DataTrack
+from kvcs.trust.sealing import TrackKey
 from moqt.names import FullTrackName
 from moqt.wire.filters import LocationFilter, RangeFilter
 
@@ -51,6 +53,9 @@ class Placing:
     """What is to be placed, each Object once."""
 
     max_data_octets: int
+
+    key: TrackKey | None = None
+    """Opens the Objects of the track; None: they are in clear."""
 
     def entry(self) -> SegmentEntry:
         """Return what the manifest says of the segment, as far as Objects are examined by it."""

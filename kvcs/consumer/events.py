@@ -186,6 +186,10 @@ class Summary:
     rejected: int = 0
     """Objects that failed a check."""
 
+    unopened: int = 0
+    """Those of them that were not sealed by a member of the scope for their place, or are in clear
+    where they must not be, or sealed where they must not be."""
+
     first_layer_s: float | None = None
     """Seconds from the start of the retrieval until the first layer was ready."""
 

@@ -1,4 +1,4 @@
-"""The checks of an Object, which need no key and no connection. Pure.
+"""The checks of an Object, which need no connection, and of keys that of its track alone. Pure.
 
 No Object is used before an :class:`Examiner` has passed it (KVCS Section 3.5, decision 7).
 """
@@ -13,7 +13,8 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Layout, Octets
 from kvcs.profile.manifest import SegmentEntry
 from kvcs.profile.naming import DataTrack
-from kvcs.profile.payload import MAX_DATA_OCTETS, Block, read_as_promised
+from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block, read_as_promised
+from kvcs.trust.sealing import BARE, IN_CLEAR, Cover, Opener
 from moqt.values import hot_value
 
 
@@ -42,6 +43,7 @@ class Examiner:
         descriptor: The manifest's descriptor.
         codecs: The codecs that this end knows.
         max_data_octets: Limit on Data Length, and on the octets that are decoded from it.
+        opener: Opens the Objects of the track.
 
     Attributes:
         section_octets: Length of the tensor of one Object, decoded.
@@ -49,7 +51,8 @@ class Examiner:
     """
 
     __slots__ = (
-        "_codecs", "_descriptor", "_entry", "_limit", "_track", "is_raw", "section_octets",
+        "_codecs", "_descriptor", "_entry", "_limit", "_longest", "_opener", "_track", "is_raw",
+        "section_octets",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +62,7 @@ class Examiner:
         descriptor: Descriptor,
         codecs: CodecRegistry,
         max_data_octets: int = MAX_DATA_OCTETS,
+        opener: Opener = IN_CLEAR,
     ) -> None:
         if track not in entry.tracks:
             raise ValueError(f"{track} is not a track of segment {entry.segment}")
@@ -69,14 +73,23 @@ class Examiner:
         self._descriptor = descriptor
         self._codecs = codecs
         self._limit = max_data_octets
+        self._opener = opener
+        codec, octets = codecs.get(track.codec), max_data_octets
+        is_fixed = codec is not None and codec.fixed_length
+        if is_fixed:
+            octets = min(octets, self.section_octets)
+        self._longest = opener.longest(HEADER_OCTETS + octets, fixed_length=is_fixed)
 
-    def examine(self, payload: Octets, layer: int, block: int) -> Examined:
-        """Check one Object and decode it. Costs one SHA-256 over the data, and the codec's work.
+    def examine(self, payload: Octets, layer: int, block: int, cover: Cover = BARE) -> Examined:
+        """Open one Object, check it and decode it.
+
+        Costs one SHA-256 over the data, and the work of cipher and codec.
 
         Args:
-            payload: The Object's payload.
+            payload: The Object's payload, as it came.
             layer: Group ID it came under.
             block: Object ID it came under.
+            cover: What it came with.
 
         Raises:
             BadObject: If a check fails. Treat the Object as missing; others are unaffected.
@@ -154,13 +167,15 @@ def examine(
     descriptor: Descriptor,
     codecs: CodecRegistry,
     max_data_octets: int = MAX_DATA_OCTETS,
+    opener: Opener = IN_CLEAR,
+    cover: Cover = BARE,
 ) -> Examined:
-    """Check a single Object and decode it: see :class:`Examiner`.
+    """Open a single Object, check it and decode it: see :class:`Examiner`.
 
     Raises:
         BadObject: As :meth:`Examiner.examine` does.
         ValueError: If the track is not one of the entry: a mistake of the caller.
     """
-    return Examiner(track, entry, descriptor, codecs, max_data_octets).examine(
-        payload, layer, block
+    return Examiner(track, entry, descriptor, codecs, max_data_octets, opener).examine(
+        payload, layer, block, cover
     )

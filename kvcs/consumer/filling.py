@@ -6,6 +6,7 @@ What is asked for, and what is believed, is decided by :mod:`kvcs.consumer.secti
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import structlog
 
@@ -105,7 +106,9 @@ async def _bring(
 async def _checked(
     section: Section, places: Sequence[Place], assembler: Assembler, job: Job
 ) -> list[Found | tuple[Place, BadObject]]:
-    if len(section.k) + len(section.v) < job.settings.large_octets:
-        return check_section(section, places, assembler)
+    sealed = () if section.sealed is None else section.sealed.objects
+    if sum(map(len, (section.k, section.v, *sealed))) < job.settings.large_octets:
+        return check_section(section, places, assembler, job.expected)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(job.pool, check_section, section, places, assembler)
+    check = partial(check_section, section, places, assembler, job.expected)
+    return await loop.run_in_executor(job.pool, check)

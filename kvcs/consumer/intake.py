@@ -11,6 +11,7 @@ from functools import partial
 from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.errors import BadObject
+from kvcs.trust.sealing import Cover
 
 #: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
@@ -56,7 +57,13 @@ class Intake:
         self._loop = asyncio.get_running_loop()
 
     def take(
-        self, examiner: Examiner, payload: bytes, layer: int, block: int, judge: Judge
+        self,
+        examiner: Examiner,
+        payload: bytes,
+        layer: int,
+        block: int,
+        cover: Cover,
+        judge: Judge,
     ) -> None:
         """Examine one Object, and have ``judge`` called with what comes of it, now or later.
 
@@ -65,6 +72,7 @@ class Intake:
             payload: Its payload.
             layer: Group ID it came under.
             block: Object ID it came under.
+            cover: What it came with.
             judge: Takes what comes of it.
         """
         octets, large = len(payload), self._settings.large_octets
@@ -75,13 +83,15 @@ class Intake:
             octets, large = max(octets, examiner.section_octets), LARGE_ENCODED_OCTETS
         if octets < large:
             try:
-                verdict: Examined | BadObject = examiner.examine(payload, layer, block)
+                verdict: Examined | BadObject = examiner.examine(payload, layer, block, cover)
             except BadObject as exc:
                 verdict = exc
             judge(verdict)
             return
         self.pending += octets
-        future = self._loop.run_in_executor(self._pool, examiner.examine, payload, layer, block)
+        future = self._loop.run_in_executor(
+            self._pool, examiner.examine, payload, layer, block, cover
+        )
         future.add_done_callback(partial(self._examined, octets, judge))
 
     async def keep_bound(self) -> None:

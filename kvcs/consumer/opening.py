@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
+
+import structlog
 
 from kvcs.consumer.assembler import Assembler
 from kvcs.consumer.events import Event, FailureReason, TokenRange
@@ -14,17 +16,23 @@ from kvcs.consumer.recomputing import lacks, ranges, tokens_left
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.trust import Expectations, check_manifest
-from kvcs.errors import BadManifest
+from kvcs.errors import BadManifest, BadObject
 from kvcs.kvsp.codecs import RAW, CodecRegistry
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PublicationName
 from kvcs.store.sink import BlockSink
+from kvcs.telemetry import LogEvent
+from kvcs.trust.sealing import Cover
+from kvcs.trust.unopened import Unopened
 from moqt.aio import MoqtConnection, Subscription
 from moqt.codepoints import ObjectStatus, RequestErrorCode
 from moqt.errors import MoqtError, RequestRejected
+from moqt.location import Location
 from moqt.session.events import ObjectReceived
 from moqt.wire.filters import LocationFilter
+
+log = structlog.get_logger("kvcs.consumer")
 
 #: Subscriber Priority of the manifest track, ahead of all data.
 MANIFEST_PRIORITY = 0
@@ -80,6 +88,9 @@ class Job:
     tell: Callable[[Event], None]
     """Takes every event, in order."""
 
+    unopened: Unopened = field(default_factory=Unopened)
+    """What came and could not be opened."""
+
     proven_bad: Callable[[MoqtConnection, PublicationName, str], None] = lambda *_: None
     """Takes each publication whose manifest cannot be its, and why."""
 
@@ -100,6 +111,18 @@ class Job:
             and self.expected.wanted_blocks is None
             and wish.names(self.codecs)[0] == RAW.name
         )
+
+    def note_unopened(self, track: str, location: Location, why: BadObject) -> None:
+        """Count an Object that could not be opened, which nobody outside is to notice."""
+        if (count := self.unopened.note(why)) is not None:
+            log.warning(
+                LogEvent.OBJECT_UNOPENED,
+                track=track,
+                location=str(location),
+                reason=str(why.reason),
+                count=count,
+                text=str(why),
+            )
 
     def tokens_left(self, assembler: Assembler | None) -> int | None:
         """Return how many tokens would have to be computed now; None: nobody knows."""
@@ -143,20 +166,22 @@ async def open_publication(
             raise Refused(f"manifest: {plain}", again=True, busy=_is_busy(plain)) from None
     except (MoqtError, TimeoutError) as exc:
         raise Refused(f"{track.decode()}: {exc}", again=True) from None
-    may_come = True
+    may_come, unopened = True, ""
     try:
         async with asyncio.timeout(job.settings.request_timeout_s):
             async for item in subscription:
-                if isinstance(item, ObjectReceived) and item.status is ObjectStatus.NORMAL:
-                    version = item.location.group
-                    manifest = await read_manifest(item.payload, track, name, version, job)
-                    return Opened(name, track, subscription, manifest, version)
+                if not isinstance(item, ObjectReceived) or item.status is not ObjectStatus.NORMAL:
+                    continue
+                if (manifest := await read_manifest(item, track, name, job)) is not None:
+                    return Opened(name, track, subscription, manifest, item.location.group)
+                unopened = f"; what could not be opened: {job.unopened}"
         ended = subscription.ended
         why = f"{ended.code!r} {ended.reason}" if ended is not None else ""
-        text = f"{track.decode()}: ended without a manifest: {why}"
+        text = f"{track.decode()}: ended without a manifest: {why}{unopened}"
         may_come = ended is None or End.of(ended.code, ended.reason) is not End.ABANDONED
     except TimeoutError:
-        text = f"{track.decode()}: none came within {job.settings.request_timeout_s:g} s"
+        within = f"within {job.settings.request_timeout_s:g} s"
+        text = f"{track.decode()}: none came {within}{unopened}"
     except BadManifest as exc:
         text, may_come = f"{track.decode()}: {exc}", False
         job.proven_bad(conn, name, text)
@@ -170,19 +195,38 @@ async def open_publication(
 
 
 async def read_manifest(
-    payload: bytes, track: bytes, name: PublicationName, version: int, job: Job
-) -> Manifest:
+    item: ObjectReceived, track: bytes, name: PublicationName, job: Job
+) -> Manifest | None:
     """Check a version of a manifest, in a thread if it is large.
+
+    Returns:
+        The manifest; None if it could not be opened, which is as if it had not come.
 
     Raises:
         BadManifest: As :func:`~kvcs.consumer.trust.check_manifest` does.
     """
-    check = partial(
-        check_manifest, payload, track=track, name=name, version=version, expected=job.expected
+    check = partial(_open_and_check, item, track, name, job.expected)
+    try:
+        if len(item.payload) < LARGE_MANIFEST_OCTETS:
+            return check()
+        return await asyncio.get_running_loop().run_in_executor(job.pool, check)
+    except BadObject as exc:
+        job.note_unopened(track.decode(), item.location, exc)
+        return None
+
+
+def _open_and_check(
+    item: ObjectReceived, track: bytes, name: PublicationName, expected: Expectations
+) -> Manifest:
+    opener = expected.opener(name.track(track))
+    payload = opener.open(
+        item.location,
+        Cover(item.publisher_priority, item.properties),
+        item.payload,
+        opener.longest(expected.limits.octets, fixed_length=False),
     )
-    if len(payload) < LARGE_MANIFEST_OCTETS:
-        return check()
-    return await asyncio.get_running_loop().run_in_executor(job.pool, check)
+    version = item.location.group
+    return check_manifest(payload, track=track, name=name, version=version, expected=expected)
 
 
 async def earlier_manifests(
@@ -210,8 +254,10 @@ async def earlier_manifests(
     )
     try:
         async for item in fetch:
-            if isinstance(item, ObjectReceived) and item.status is ObjectStatus.NORMAL:
-                yield await read_manifest(item.payload, track, name, item.location.group, job)
+            if not isinstance(item, ObjectReceived) or item.status is not ObjectStatus.NORMAL:
+                continue
+            if (manifest := await read_manifest(item, track, name, job)) is not None:
+                yield manifest
     finally:
         fetch.cancel()
 

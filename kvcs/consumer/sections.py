@@ -9,19 +9,26 @@ of any. They are believed as far as somebody answers for them:
 * where it lists none, they are another publication's: they are taken only if both say that they are
   deterministic (:mod:`kvcs.consumer.joining`);
 * a layer digest that comes with them, SHA-256 over K and then V, has to fit in any case.
+
+In a scope that seals they are Objects of some publication of the scope, sealed for their place
+there. They are opened first, and nothing in clear is taken; where the manifest lists no digest,
+they must also be of a publication of which it is known that its prefix is the prompt's.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from kvcs.consumer.assembler import Assembler
 from kvcs.consumer.joining import may_mix
+from kvcs.consumer.trust import Expectations
 from kvcs.errors import BadObject, Rejection
+from kvcs.kvsp.http.sealed import SealedLayer
 from kvcs.kvsp.layout import Component, Layout, Octets
 from kvcs.profile.manifest import SegmentEntry
 from kvcs.profile.naming import DataTrack
+from kvcs.profile.payload import HEADER_OCTETS, Block
 
 _RAW = "raw"
 
@@ -41,13 +48,16 @@ class Section:
 
     key: SectionKey
 
-    k: Octets = field(repr=False)
+    k: Octets = field(default=b"", repr=False)
     """The K section: the raw tensor; empty where the model has none."""
 
-    v: Octets = field(repr=False)
+    v: Octets = field(default=b"", repr=False)
 
     layer_digest: bytes | None = None
     """SHA-256 over K and then V, if whoever gave it says so; 32 octets."""
+
+    sealed: SealedLayer | None = field(default=None, repr=False)
+    """Instead of all three, in a scope that seals."""
 
 
 class SectionSource(Protocol):
@@ -140,7 +150,10 @@ def wanted_sections(
 
 
 def check_section(
-    section: Section, places: Sequence[Place], assembler: Assembler
+    section: Section,
+    places: Sequence[Place],
+    assembler: Assembler,
+    expected: Expectations | None = None,
 ) -> list[Found | tuple[Place, BadObject]]:
     """Check a section against all that is known, and cut it into the Data of Objects.
 
@@ -148,16 +161,64 @@ def check_section(
 
     Args:
         section: What came.
-        places: The Objects that it stands for.
+        places: The Objects that it stands for, one at least.
         assembler: How far the publication is.
+        expected: What the publication is held against; None: nothing but that it is in clear.
     """
     checked: list[Found | tuple[Place, BadObject]] = []
+    try:
+        # What is found of one of them is true of all: they are halves of one section.
+        section = _in_clear(section, places[0], assembler, expected)
+    except BadObject as exc:
+        return [(place, exc) for place in places]
     for place in places:
         try:
             checked.append(_check(section, place, assembler))
         except BadObject as exc:
             checked.append((place, exc))
     return checked
+
+
+def _in_clear(
+    section: Section, place: Place, assembler: Assembler, expected: Expectations | None
+) -> Section:
+    """Open a section, if the scope seals; refuse the other kind (decision 17)."""
+    sealing = None if expected is None else expected.sealing
+    if expected is None or sealing is None:
+        if section.sealed is not None:
+            raise BadObject(Rejection.PROTECTED, "a sealed section, the scope is in clear")
+        return section
+    if (sealed := section.sealed) is None:
+        raise BadObject(Rejection.UNPROTECTED, "a section in clear, the scope seals")
+    entry, descriptor = assembler.entry(place.track)
+    layout, number = Layout.of(descriptor), entry.first_block + place.block
+    keys = expected.block_keys
+    # Sealed by a member of the scope, but for which prompt? Its Anchor Key tells.
+    is_ours = sealed.anchor_key in keys[number:]
+    if not is_ours and not _listed(entry, place.track, place.layer, place.block):
+        raise BadObject(Rejection.DIGEST, "a section of another prompt, or nobody knows")
+    name = sealed.name(assembler.publication.scope_id, assembler.publication.compatibility_id)
+    at, data = sealed.location(place.layer), list[Octets]()
+    for track, payload in zip(sealed.tracks, sealed.objects, strict=True):
+        octets = HEADER_OCTETS + layout.section_octets(track.component)
+        opener = sealing.track(name.track(track))
+        longest = opener.longest(octets, fixed_length=True)
+        opened = opener.open(at, sealed.cover, payload, longest)
+        block = Block.decode(opened, group_id=at.group, object_id=at.object, max_data=octets)
+        if block.component is not track.component:
+            raise BadObject(Rejection.COMPONENT, f"Component is {block.component.name} of {track}")
+        if block.token_start != (start := number * descriptor.block_tokens):
+            raise BadObject(
+                Rejection.TOKEN_START, f"Token Start is {block.token_start}, expected {start}"
+            )
+        if len(block.data) != octets - HEADER_OCTETS:
+            raise BadObject(
+                Rejection.DATA_LENGTH,
+                f"Data Length is {len(block.data)}, expected {octets - HEADER_OCTETS}",
+            )
+        data.append(block.data)
+    k, v = layout.split(data[0]) if len(data) == 1 else data
+    return replace(section, k=k, v=v, sealed=None)
 
 
 def _check(section: Section, place: Place, assembler: Assembler) -> Found:

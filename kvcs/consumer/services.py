@@ -10,7 +10,7 @@ from contextlib import aclosing
 from kvcs.consumer.prefixes import Replica
 from kvcs.consumer.sections import Section, SectionKey
 from kvcs.errors import ConfigError, NotFound
-from kvcs.kvsp.http.blockclient import BlockClient
+from kvcs.kvsp.http.blockclient import BlockClient, SealedSections
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.records import Candidate
 from kvcs.kvsp.http.uris import PublicationUri
@@ -124,7 +124,10 @@ class HttpSections:
                     async for one in found:
                         key = SectionKey(one.block_key, one.layer)
                         left.pop(key, None)
-                        yield Section(key=key, k=one.k, v=one.v, layer_digest=one.digest)
+                        if isinstance(one, SealedSections):
+                            yield Section(key=key, sealed=one.sealed)
+                        else:
+                            yield Section(key=key, k=one.k, v=one.v, layer_digest=one.digest)
             except NotFound:
                 if publication is None and len(left) == len(wanted):
                     raise

@@ -19,7 +19,9 @@ from kvcs.profile.manifest import DEFAULT_LIMITS, Manifest, ManifestLimits
 from kvcs.profile.naming import MANIFEST_COSE, PROFILE, PublicationName
 from kvcs.profile.payload import MAX_DATA_OCTETS
 from kvcs.profile.signing import PublicKey, verify_manifest
-from moqt.names import TrackNamespace
+from kvcs.trust.scope import Protection, Scope
+from kvcs.trust.sealing import Opener, Sealing, opener
+from moqt.names import FullTrackName, TrackNamespace
 
 __all__ = ["Examined", "Expectations", "check_manifest", "examine"]
 
@@ -33,6 +35,9 @@ class Expectations:
     """
 
     scope_key: ScopeKey
+
+    protection: Protection | None = None
+    """How Objects of the scope are sealed. None: in clear, and sealed ones are not used."""
 
     descriptor: Descriptor
     """Descriptor of the engine that will use the cache."""
@@ -61,14 +66,19 @@ class Expectations:
     """How many of ``block_keys`` are wanted; None: all. Those behind them only confirm segments
     that go on."""
 
+    sealing: Sealing | None = field(init=False, repr=False, compare=False)
+    """What follows from key and protection."""
+
     def __post_init__(self) -> None:
+        sealing = Sealing.of(Scope(self.scope_key, self.protection))
+        object.__setattr__(self, "sealing", sealing)
         if self.require_signature and not self.trusted:
             raise ConfigError("signed manifests are required, but no producer's key is trusted")
 
     @classmethod
     def of_tokens(
         cls,
-        scope_key: ScopeKey,
+        scope: Scope | ScopeKey,
         descriptor: Descriptor,
         tokens: Sequence[int] | NDArray[Any],
         extra: Sequence[bytes] = (),
@@ -77,7 +87,7 @@ class Expectations:
         """Make expectations of a prompt: its Block Keys are computed here.
 
         Args:
-            scope_key: The scope's key.
+            scope: The scope; of a key alone, one whose Objects go in clear.
             descriptor: Descriptor of the engine that will use the cache.
             tokens: Token ids of the whole prompt.
             extra: Extra key material, as for :meth:`ScopeKey.block_keys`.
@@ -86,7 +96,11 @@ class Expectations:
         Raises:
             ConfigError: If a token is not one, or the prompt is shorter than a block.
         """
-        return cls(scope_key=scope_key, descriptor=descriptor, **others).with_tokens(tokens, extra)
+        scope = Scope.of(scope)
+        made = cls(
+            scope_key=scope.key, protection=scope.protection, descriptor=descriptor, **others
+        )
+        return made.with_tokens(tokens, extra)
 
     def with_tokens(
         self, tokens: Sequence[int] | NDArray[Any], extra: Sequence[bytes] = ()
@@ -127,6 +141,10 @@ class Expectations:
             rest=tuple(rest[len(keys) * self.descriptor.block_tokens :]),
             rest_extra=b"" if keys else self.rest_extra,
         )
+
+    def opener(self, track: FullTrackName) -> Opener:
+        """Return what opens the Objects of a track."""
+        return opener(self.sealing, track)
 
     def prefix(self, blocks: int) -> TrackNamespace:
         """Return the namespace prefix of all publications of the first ``blocks`` blocks."""
@@ -176,7 +194,7 @@ def check_manifest(
     """Check one version of a manifest against all that is known (KVCS Section 3.6, decision 6).
 
     Args:
-        payload: The Object's payload.
+        payload: The Object's payload, opened.
         track: Track Name it came on: decides whether it must be signed.
         name: The publication it is of.
         version: Group ID it came under.

@@ -1,7 +1,7 @@
 """What runs in a process of :mod:`kvcs.consumer.processes`: one connection, and its errands. Shell.
 
 It is told what to do through a socket, whose number is its one argument, and ends when that is
-closed. It has no key and knows no manifest; what it needs of both comes with each errand.
+closed. It knows no manifest and no key of the scope; what it needs of both comes with each errand.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ from kvcs.garbage import collected_aside
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.store.shared import SharedPlaces
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.sealing import Cover, opener_with
 from moqt.aio import MoqtConnection
 from moqt.codepoints import ObjectStatus, RangeMarkerKind
 from moqt.errors import MoqtError, RequestRejected
@@ -152,6 +153,7 @@ class Connection:
             placing.compat(),
             self._codecs,
             placing.max_data_octets,
+            opener_with(placing.key),
         )
         request = await ask(self._conn, errand)
         self._mouth.say(Accepted(number))
@@ -166,7 +168,8 @@ class Connection:
                     self._mouth.report(number, Dropped(layer, block))
                     continue
                 judge = partial(self._judge, number, placing, wanted, places, layer, block)
-                self._intake.take(examiner, item.payload, layer, block, judge)
+                cover = Cover(item.publisher_priority, item.properties)
+                self._intake.take(examiner, item.payload, layer, block, cover, judge)
                 await self._intake.keep_bound()
                 await self._mouth.breathe()
         finally:

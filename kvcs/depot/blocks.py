@@ -1,5 +1,7 @@
 """StoredBlocks: what a block service serves of what a store holds whole. Pure.
 
+Of a scope that seals, the Objects as they were sealed, and nothing in clear (decision 17).
+
 Only raw tracks have the sections of a container (KVSP Section 4), K and V apart or together. Every
 section is read from the disk when it is asked for, and checked.
 """
@@ -11,8 +13,9 @@ from kvcs.depot.chains import Chain
 from kvcs.errors import NotFound
 from kvcs.kvsp.http.holder import HeldBlock
 from kvcs.kvsp.http.names import BlockName
+from kvcs.kvsp.http.sealed import SealedLayer
 from kvcs.kvsp.layout import Component, Layout, Octets
-from kvcs.profile.naming import DataTrack, PublicationName
+from kvcs.profile.naming import DataTrack, PublicationName, publisher_priority
 from kvcs.profile.payload import HEADER_OCTETS
 from moqt.location import Location
 
@@ -28,11 +31,13 @@ class StoredBlocks:
 
     Args:
         read: Reads payloads.
+        sealed: Whether the scope seals.
         max_blocks: Blocks that are found at most.
     """
 
-    def __init__(self, read: Read, *, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, read: Read, *, sealed: bool = False, max_blocks: int = MAX_BLOCKS) -> None:
         self._read = read
+        self._made = _SealedBlock if sealed else _StoredBlock
         self._max_blocks = max_blocks
         self._chains: dict[PublicationName, Chain] = {}
         self._by_key: dict[tuple[bytes, bytes], dict[PublicationName, int]] = {}
@@ -72,7 +77,7 @@ class StoredBlocks:
             part, object_id = chain.part_of(index)
             if part.tracks:
                 position = part.first_block + object_id
-                return _StoredBlock(chain, part.tracks, object_id, position, self._read)
+                return self._made(chain, part.tracks, object_id, position, self._read)
         return None
 
 
@@ -99,14 +104,11 @@ class _StoredBlock:
         return 0 <= layer < self.layout.layers
 
     async def read(self, layer: int) -> tuple[Octets, Octets] | None:
+        payloads = await self.payloads(layer)
+        if payloads is None:
+            return None
         parts: list[Octets] = []
-        for track in self.tracks:
-            try:
-                payload = await self.reader(
-                    self.chain.name, track.name, Location(layer, self.object_id)
-                )
-            except NotFound:  # damaged, or let go meanwhile
-                return None
+        for track, payload in zip(self.tracks, payloads, strict=True):
             data = memoryview(payload)[HEADER_OCTETS:]
             if len(data) != self.layout.section_octets(track.component):
                 return None
@@ -115,3 +117,35 @@ class _StoredBlock:
             parts.append(data)
         k, v = parts
         return k, v
+
+    async def payloads(self, layer: int) -> tuple[bytes, ...] | None:
+        """Return the Objects of a layer as they were published; None if they are not all there."""
+        place = Location(layer, self.object_id)
+        try:
+            return tuple(
+                [await self.reader(self.chain.name, track.name, place) for track in self.tracks]
+            )
+        except NotFound:  # damaged, or let go meanwhile
+            return None
+
+
+class _SealedBlock(_StoredBlock):
+    """A block of a publication that is held whole, and sealed."""
+
+    __slots__ = ()
+
+    async def read(self, layer: int) -> tuple[Octets, Octets] | None:
+        return None  # nothing in clear
+
+    async def read_sealed(self, layer: int) -> SealedLayer | None:
+        objects = await self.payloads(layer)
+        if objects is None:
+            return None
+        return SealedLayer(
+            anchor_key=self.chain.name.anchor_key,
+            publication_id=self.chain.name.publication_id,
+            segment=self.tracks[0].segment,
+            index=self.object_id,
+            priority=publisher_priority(layer, self.layout.layers),
+            objects=objects,
+        )

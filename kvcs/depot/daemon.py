@@ -1,7 +1,7 @@
 """Store: a depot, whom it follows, and to whom it serves; the beginning and the end of it all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from kvcs.producer.relay import CLOSE_S, Relay
 from kvcs.profile.naming import PROFILE
 from kvcs.profile.signing import PublicKey
 from kvcs.telemetry import Counters, LogEvent
+from kvcs.trust.scope import Scope
 from moqt.aio import (
     ClientTls,
     MoqtConnection,
@@ -100,7 +101,7 @@ class Store:
 
     Args:
         folder: Where they lie.
-        scope_key: Of the scope.
+        scope: The scope, and whether its Objects are sealed; of a key alone they are not.
         options: Everything that has a default.
         trusted: Public keys of producers; if there are any, signed manifests are held to them.
         codecs: The codecs that this end knows; others are taken at the manifest's word.
@@ -117,17 +118,19 @@ class Store:
     def __init__(
         self,
         folder: Path,
-        scope_key: ScopeKey,
+        scope: Scope | ScopeKey,
         options: StoreOptions | None = None,
         *,
-        trusted: dict[bytes, PublicKey] | None = None,
+        trusted: Mapping[bytes, PublicKey] | None = None,
         codecs: CodecRegistry | None = None,
         counters: Counters | None = None,
     ) -> None:
         self._options = options = options or StoreOptions()
-        self._scope_key = scope_key
+        scope = Scope.of(scope)
+        self._scope_key = scope.key
         self.terms = Terms(
-            scope_key=scope_key,
+            scope_key=scope.key,
+            protection=scope.protection,
             trusted=trusted or {},
             require_signature=options.require_signature,
             codecs=standard_codecs() if codecs is None else codecs,
@@ -141,7 +144,7 @@ class Store:
             partial_s=options.partial_s,
             counters=counters,
         )
-        self._handler = DepotHandler(self.depot, scope_key.scope_id, options.reader_stall_s)
+        self._handler = DepotHandler(self.depot, scope.key.scope_id, options.reader_stall_s)
         self._servers: list[Server] = []
         self._relays: list[Relay] = []
         self._following: asyncio.Task[None] | None = None

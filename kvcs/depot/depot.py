@@ -26,6 +26,7 @@ from kvcs.depot.shelf import Holding, Shelf
 from kvcs.errors import KvcsError, NotFound
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PublicationName
 from kvcs.telemetry import Counter, Counters, LogEvent
+from kvcs.trust.sealing import Cover
 from moqt.location import Location
 from moqt.session.discovery import NamespaceDirectory
 from moqt.session.localobjects import DeferredObject
@@ -190,8 +191,8 @@ class Depot:
             raise NotFound(f"{name} has no Object {location} of {track!r:.64} here")
         return await self._read(holding, shelved.wanted(at))
 
-    async def manifest(self, name: PublicationName) -> tuple[bytes, int, bytes]:
-        """Return the newest manifest of a publication: Track Name, version and payload.
+    async def manifest(self, name: PublicationName) -> tuple[bytes, int, bytes, Cover]:
+        """Return the newest manifest: Track Name, version, payload, and what that came with.
 
         Every octet of it is as it was kept. It counts for no use of the publication.
 
@@ -211,7 +212,9 @@ class Depot:
                     entry.length,
                     entry.seal,
                 )
-                return track, entry.location.group, await self._read(holding, wanted)
+                payload = await self._read(holding, wanted)
+                cover = Cover(entry.priority, entry.properties)
+                return track, entry.location.group, payload, cover
         raise NotFound(f"{name} has no manifest here")
 
     async def chain(self, name: PublicationName) -> tuple[int, bytes] | None:

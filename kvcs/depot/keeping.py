@@ -23,12 +23,14 @@ from kvcs.depot.depot import Depot, NoRoomError
 from kvcs.depot.records import MANIFESTS, DeclaredCodecs, Entry, Item, TrackNote, examine
 from kvcs.depot.stock import Stock
 from kvcs.depot.terms import Terms
-from kvcs.errors import BadManifest, BadObject, NotFound
+from kvcs.errors import UNOPENED, BadManifest, BadObject, NotFound
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.telemetry import Counter, LogEvent
+from kvcs.trust.sealing import Cover, DigestMask, Opener
+from kvcs.trust.unopened import Unopened
 from moqt.aio import MoqtConnection, Subscription
 from moqt.codepoints import ObjectStatus, RequestErrorCode
 from moqt.errors import MoqtError, RequestRejected
@@ -117,6 +119,8 @@ class Keeper:
         self._notes: dict[bytes, TrackNote] = {}
         self._readers: dict[DataTrack, asyncio.Task[None]] = {}
         self._attempts: dict[DataTrack, int] = {}
+        self._openers: dict[DataTrack, Opener] = {}
+        self._unopened = Unopened()
         self._rejected = 0
         self._is_resumed = False
         self._progress_at = self._loop.time()
@@ -175,15 +179,16 @@ class Keeper:
             self._versions = {entry.location.group for entry in entries}
             if entries:
                 self._manifest_track = track
+                newest = entries[-1]
+                version, cover = newest.location.group, Cover(newest.priority, newest.properties)
                 try:
-                    payload = await self._depot.read(self._name, track, entries[-1].location)
-                    version = entries[-1].location.group
-                    manifest, _ = await self._read_manifest(track, payload, version)
+                    payload = await self._depot.read(self._name, track, newest.location)
+                    manifest, _ = await self._read_manifest(track, payload, version, cover)
                     self._accept(manifest, version)
                     self._is_resumed = True
-                except (BadManifest, NotFound):
+                except (BadManifest, BadObject, NotFound):
                     # What is damaged, or not believed any more, is asked for again.
-                    self._versions.discard(entries[-1].location.group)
+                    self._versions.discard(version)
         for name in notes.keys() - MANIFESTS:
             hold = partial(self._hold_again, DataTrack.parse(name), contents[name])
             for entry in await self._in_thread(hold):
@@ -192,9 +197,11 @@ class Keeper:
     def _hold_again(self, track: DataTrack, entries: Sequence[Entry]) -> list[Entry]:
         """Note what is held of a track; return what the manifest says cannot be. In a thread."""
         bad: list[Entry] = []
+        mask = self._terms.mask(self._name.track(track))
         for entry in entries:
+            at, digest = entry.location, entry.digest
             try:
-                self._stock.hold(track, [(entry.location, entry.digest)])
+                self._stock.hold(track, [(at, digest if mask is None else mask(at, digest))])
             except BadManifest:  # it was checked when it was kept: the index is damaged
                 bad.append(entry)
         return bad
@@ -272,7 +279,13 @@ class Keeper:
                 version = item.location.group
                 if version in self._versions or item.location.object:
                     continue
-                manifest, digest = await self._read_manifest(track, item.payload, version)
+                cover = Cover(item.publisher_priority, item.properties)
+                try:
+                    found = await self._read_manifest(track, item.payload, version, cover)
+                except BadObject as exc:
+                    self._note_unopened(track.decode(), item.location, exc)
+                    continue
+                manifest, digest = found
                 self._accept(manifest, version)
                 self._versions.add(version)
                 self._ready.append(
@@ -308,12 +321,12 @@ class Keeper:
         self._wake.set()
 
     async def _read_manifest(
-        self, track: bytes, payload: bytes, version: int
+        self, track: bytes, payload: bytes, version: int, cover: Cover
     ) -> tuple[Manifest, bytes]:
         """Check a version of the manifest; return it, and the SHA-256 over its payload."""
         return await self._in_thread(
             lambda: (
-                self._terms.read_manifest(track, payload, self._name, version),
+                self._terms.read_manifest(track, payload, self._name, version, cover),
                 sha256(payload).digest(),
             )
         )
@@ -450,6 +463,7 @@ class Keeper:
         items = list(ready)
         held: dict[DataTrack, list[tuple[Location, bytes]]] = {}
         taken: set[tuple[DataTrack, Location]] = set()
+        masks: dict[DataTrack, DigestMask | None] = {}
         for one, verdict in zip(came, found, strict=True):
             if isinstance(verdict, BadObject):
                 self._reject(one, verdict)
@@ -459,6 +473,9 @@ class Keeper:
                 continue  # it came twice
             taken.add(key)
             held.setdefault(one.track, []).append((one.location, verdict))
+            if one.track not in masks:
+                masks[one.track] = self._terms.mask(self._name.track(one.track))
+            mask = masks[one.track]
             items.append(
                 Item(
                     one.track.name,
@@ -466,7 +483,7 @@ class Keeper:
                     one.priority,
                     one.properties,
                     one.payload,
-                    verdict,
+                    verdict if mask is None else mask(one.location, verdict),
                 )
             )
         await self._depot.keep(self._name, items, notes)
@@ -496,23 +513,48 @@ class Keeper:
                         descriptor=manifest.compat,
                         codecs=self._codecs,
                         max_data_octets=self._terms.max_data_octets,
+                        opener=self._opener(one.track),
+                        cover=Cover(one.priority, one.properties),
                     )
                 )
             except BadObject as exc:
                 found.append(exc)
         return found
 
+    def _opener(self, track: DataTrack) -> Opener:
+        """Return what opens the Objects of a track, the same one each time."""
+        opener = self._openers.get(track)
+        if opener is None:
+            opener = self._openers[track] = self._terms.opener(self._name.track(track))
+        return opener
+
+    def _note_unopened(self, track: str, location: Location, why: BadObject) -> None:
+        """Count an Object that could not be opened, which nobody outside is to notice."""
+        self._depot.counters.add(Counter.OBJECTS_UNOPENED)
+        if (count := self._unopened.note(why)) is not None:
+            log.warning(
+                LogEvent.OBJECT_UNOPENED,
+                track=track,
+                location=str(location),
+                reason=str(why.reason),
+                count=count,
+                text=str(why),
+            )
+
     def _reject(self, one: _Came, why: BadObject) -> None:
         self._rejected += 1
         self._depot.counters.add(Counter.OBJECTS_REJECTED)
-        log.warning(
-            LogEvent.OBJECT_REJECTED,
-            track=str(one.track),
-            layer=one.location.group,
-            block=one.location.object,
-            reason=str(why.reason),
-            text=str(why),
-        )
+        if why.reason in UNOPENED:
+            self._note_unopened(str(one.track), one.location, why)
+        else:
+            log.warning(
+                LogEvent.OBJECT_REJECTED,
+                track=str(one.track),
+                layer=one.location.group,
+                block=one.location.object,
+                reason=str(why.reason),
+                text=str(why),
+            )
         note_publication(self._name, Became.REJECTED, str(why.reason), event=AuditEvent.OBJECTS)
         if self._rejected >= _MAX_REJECTED:
             self._end(Outcome.REFUSED, f"{self._rejected} Objects were rejected")

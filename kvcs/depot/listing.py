@@ -169,8 +169,9 @@ class StoreListing:
                 log.warning(LogEvent.HOLDER_REFUSED, publication=str(name), error=str(exc))
 
     async def _manifest(self, name: PublicationName) -> Manifest:
-        track, version, payload = await self._depot.manifest(name)
-        return await asyncio.to_thread(self._terms.read_manifest, track, payload, name, version)
+        track, version, payload, cover = await self._depot.manifest(name)
+        read = self._terms.read_manifest
+        return await asyncio.to_thread(read, track, payload, name, version, cover)
 
     async def _chain(self, name: PublicationName, manifest: Manifest) -> Chain | None:
         """Return the blocks of a publication, as noted here or as the index tells them."""

@@ -5,7 +5,7 @@ the manifest lists for it. On its way out the digest of its Data is computed aga
 Data; the header is covered by a *seal*, the first half of a SHA-256, which lies in the index and is
 over all that the index says of the Object, too: its Location, priority and properties. So nothing
 that changed on the disk leaves it, Flags and Reserved included. The seal of a manifest is over all
-of it.
+of it, and so is that of an Object which is kept sealed: no key is needed to read it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ from kvcs.kvsp.layout import Component, Octets
 from kvcs.profile.manifest import CodecEntry, SegmentEntry
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack
 from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
+from kvcs.trust.sealing import BARE, IN_CLEAR, Cover, Opener, is_sealed
 from moqt.location import Location
 from moqt.wire.pairs import Pairs, encode_pairs
 
@@ -45,7 +46,8 @@ class Item(NamedTuple):
     properties: Pairs
     payload: bytes
     digest: bytes
-    """Data Digest, or of a manifest the SHA-256 over all of it; 32 octets."""
+    """Data Digest, hidden if the Object is sealed, or of a manifest the SHA-256 over all of it; 32
+    octets."""
 
     @property
     def seal(self) -> bytes:
@@ -97,10 +99,12 @@ class TrackNote:
 def seal(
     track: bytes, location: Location, priority: int, properties: Pairs, payload: Octets
 ) -> bytes:
-    """Return the seal of an Object: over its header or all of a manifest, and what goes with it."""
+    """Return the seal of an Object: over its header, or all of it if it is a manifest or sealed by
+    its producer, and what goes with it.
+    """  # noqa: D205  # one sentence
     more = encode_pairs(properties)
     place = b"%d %d %d %d %d " % (*location, priority, len(more), len(track))
-    covered = payload if track in MANIFESTS else payload[:HEADER_OCTETS]
+    covered = payload if _is_opaque(track, properties) else payload[:HEADER_OCTETS]
     return sha256(b"".join((place, more, track, covered))).digest()[:SEAL_OCTETS]
 
 
@@ -118,7 +122,7 @@ def is_intact(
     """
     if seal(track, location, priority, properties, payload) != sealed:
         return False
-    if track in MANIFESTS:
+    if _is_opaque(track, properties):
         return True
     try:
         # The limit was kept on the way in.
@@ -128,6 +132,11 @@ def is_intact(
     except BadObject:
         return False
     return True
+
+
+def _is_opaque(track: bytes, properties: Pairs) -> bool:
+    """Whether an Object has no header that can be read here."""
+    return track in MANIFESTS or is_sealed(properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,8 @@ def examine(
     descriptor: Descriptor,
     codecs: CodecRegistry,
     max_data_octets: int = MAX_DATA_OCTETS,
+    opener: Opener = IN_CLEAR,
+    cover: Cover = BARE,
 ) -> bytes:
     """Check an Object that came; return its Data Digest (KVCS Section 3.5, decision 7).
 
@@ -184,7 +195,9 @@ def examine(
         BadObject: If a check fails, or the manifest lists another digest. It counts as missing.
     """
     layer, block = location
-    found = Block.decode(payload, group_id=layer, object_id=block, max_data=max_data_octets)
+    longest = opener.longest(HEADER_OCTETS + max_data_octets, fixed_length=False)
+    opened = opener.open(location, cover, payload, longest)
+    found = Block.decode(opened, group_id=layer, object_id=block, max_data=max_data_octets)
     found.check_against(entry, descriptor, track, codecs)
     listed = entry.digest(track, layer, block)
     if listed is not None and listed != found.digest:

@@ -35,6 +35,8 @@ from kvcs.profile.naming import PublicationName, new_publication_id
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.source import BlockSource
 from kvcs.telemetry import Counters, LogEvent
+from kvcs.trust.scope import Scope
+from kvcs.trust.sealing import Sealing
 from moqt.aio import (
     ClientTls,
     MoqtConnection,
@@ -110,30 +112,32 @@ class Producer:
     """Publishes caches and serves them. An asynchronous context manager.
 
     Args:
-        scope_key: Of the scope that is published in.
+        scope: That is published in, and whether Objects are sealed there; of a key alone they are
+            not.
         options: Everything that has a default.
         producer_key: Signs manifests; without it they are plain.
         codecs: The codecs that this end knows; by default those that come with kvcs.
         counters: Where things are counted.
 
     Attributes:
-        scope_key: As given.
+        scope: As given.
         counters: As given, or new.
         answers: What requests are answered from.
     """
 
     def __init__(
         self,
-        scope_key: ScopeKey,
+        scope: Scope | ScopeKey,
         options: ProducerOptions | None = None,
         *,
         producer_key: ProducerKey | None = None,
         codecs: CodecRegistry | None = None,
         counters: Counters | None = None,
     ) -> None:
-        self.scope_key = scope_key
+        self.scope = Scope.of(scope)
         self.counters = Counters() if counters is None else counters
-        self.answers = Answers(scope_key.scope_id)
+        self.answers = Answers(self.scope_key.scope_id)
+        self._sealing = Sealing.of(self.scope)
         self._options = options = options or ProducerOptions()
         self._producer_key = producer_key
         self._codecs = standard_codecs() if codecs is None else codecs
@@ -152,6 +156,11 @@ class Producer:
         self._relays: list[Relay] = []
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
+
+    @property
+    def scope_key(self) -> ScopeKey:
+        """The key of the scope."""
+        return self.scope.key
 
     @property
     def encodings(self) -> tuple[Encoding, ...]:
@@ -305,6 +314,7 @@ class Producer:
             budget=self._holdings.budget,
             first_block=first_block,
             repeated_octets=self._options.repeated_octets,
+            sealing=self._sealing,
         )
         self._holdings.opened(publication)
         log.info(

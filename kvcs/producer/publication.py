@@ -5,7 +5,7 @@ Pure: no sockets, no tasks, no clock. Objects go into LocalTracks, from which se
 Work on a layer comes in three steps, so that the heavy one can be done in another thread:
 
 1. :meth:`Segment.copy` checks the tensors and copies them, in whichever thread has them;
-2. :meth:`CopiedLayer.prepare` encodes and hashes, in any thread;
+2. :meth:`CopiedLayer.prepare` encodes, hashes and seals, in any thread;
 3. :meth:`Publication.publish` puts the Objects into the tracks, on the event loop.
 
 What holds always:
@@ -16,7 +16,9 @@ What holds always:
   Objects are published at once;
 * each Group ends with End of Group, each data track with End of Track (decision 2), the
   manifest track with neither (decision 3);
-* what was published is never changed.
+* what was published is never changed;
+* a publication is sealed as a whole, manifests included, or not at all; and of each place one
+  sealed Object leaves at most, since a track takes one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,7 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import block_keys_sha256
 from kvcs.kvsp.layout import Component, Layout, Octets
 from kvcs.kvsp.standard import standard_codecs
+from kvcs.producer.sealed import LayerSealer, object_octets, seals_of
 from kvcs.profile.ending import abandoned
 from kvcs.profile.manifest import CodecEntry, Manifest, SegmentEntry
 from kvcs.profile.naming import (
@@ -47,10 +50,13 @@ from kvcs.profile.naming import (
 )
 from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block
 from kvcs.profile.signing import ProducerKey, sign_manifest
+from kvcs.trust.sealing import PROPERTIES, SealedTrack, Sealing
 from moqt.codepoints import ObjectStatus, PublishDoneCode
+from moqt.location import Location
 from moqt.session.budget import ByteBudget
 from moqt.session.localobjects import LocalSubgroup, Payload
 from moqt.session.localtrack import LocalTrack
+from moqt.wire.pairs import Pairs
 
 #: Completed layers between two versions of the manifest, at most (KVCS Section 3.6).
 MAX_MANIFEST_EVERY = 8
@@ -105,8 +111,8 @@ class PreparedTrack:
     """The Objects of one layer in one track, ready to be published."""
 
     track: DataTrack
-    objects: tuple[tuple[bytes, Payload], ...]
-    """Header and Data of each, in Object order."""
+    objects: tuple[tuple[Payload, ...], ...]
+    """The payload of each, in Object order: header and Data, or in one piece if it is sealed."""
 
     digests: bytes
     """Their Data Digests, concatenated."""
@@ -124,7 +130,7 @@ class PreparedLayer:
     def octets(self) -> int:
         """Payload octets that it adds to the publication."""
         return sum(
-            len(header) + len(data) for track in self.tracks for header, data in track.objects
+            len(part) for track in self.tracks for payload in track.objects for part in payload
         )
 
 
@@ -138,7 +144,7 @@ class CopiedLayer:
     """``[blocks, octets of K and V]``: what a container holds of the layer, for each block."""
 
     def prepare(self) -> PreparedLayer:
-        """Encode and hash every block. Heavy, and safe in any thread."""
+        """Encode, hash and seal every block. Heavy, and safe in any thread."""
         return PreparedLayer(
             self.segment.number,
             self.layer,
@@ -149,12 +155,13 @@ class CopiedLayer:
         segment = self.segment
         size = segment.layout.block_tokens
         codec = segment.codecs[track.codec]
-        objects: list[tuple[bytes, Payload]] = []
+        objects: list[tuple[Payload, ...]] = []
         digests: list[bytes] = []
         # Slices of one view: an array for each Object would hold as much again as its header.
         octets: memoryview = self.store.reshape(-1).data.toreadonly()
-        for index in range(segment.blocks):
-            data = self._data(track, index, octets)
+        encoded = [self._data(track, index, octets) for index in range(segment.blocks)]
+        sealer = self._sealer(track, encoded)
+        for index, data in enumerate(encoded):
             block = Block(
                 component=track.component,
                 layer=self.layer,
@@ -164,9 +171,19 @@ class CopiedLayer:
                 codec=codec.value,
                 data=data,
             )
-            objects.append((block.header(), data))
+            payload = block.header(), data
+            objects.append(payload if sealer is None else (sealer.add(payload),))
             digests.append(block.digest)
         return PreparedTrack(track, tuple(objects), b"".join(digests))
+
+    def _sealer(self, track: DataTrack, encoded: Sequence[Payload]) -> LayerSealer | None:
+        """Return what seals the Objects with these Data; None: they go in clear."""
+        segment = self.segment
+        if (seal := segment.seals.get(track)) is None:
+            return None
+        padded = seal.pads(fixed_length=segment.codecs[track.codec].fixed_length)
+        octets = [HEADER_OCTETS + len(data) for data in encoded]
+        return LayerSealer(seal, segment.layout, self.layer, octets, padded=padded)
 
     def _data(self, track: DataTrack, index: int, octets: memoryview) -> Payload:
         layout = self.segment.layout
@@ -200,6 +217,7 @@ class Segment:
         layout: Layout,
         encodings: Sequence[Encoding],
         codecs: CodecRegistry,
+        seals: Mapping[DataTrack, SealedTrack] = MappingProxyType({}),
     ) -> None:
         self.number = number
         self.first_block = first_block
@@ -208,6 +226,9 @@ class Segment:
         self._indices = {key: index for index, key in enumerate(self.keys)}
         self.layout = layout
         self.codecs = codecs
+        self.seals = seals
+        """What seals the Objects of its tracks; empty where they go in clear."""
+
         self.tracks: tuple[DataTrack, ...] = tuple(
             track for encoding in encodings for track in encoding.tracks(number)
         )
@@ -230,7 +251,10 @@ class Segment:
     def layer_octets(self) -> int:
         """Payload octets of one layer; what a codec makes of it counts as if it were raw."""
         return self.blocks * sum(
-            HEADER_OCTETS + self.layout.section_octets(track.component) for track in self.tracks
+            object_octets(
+                self.layout, track.component, track.codec, self.codecs, self.seals.get(track)
+            )
+            for track in self.tracks
         )
 
     @property
@@ -330,6 +354,8 @@ class ManifestDraft:
 
     manifest: Manifest
     producer_key: ProducerKey | None
+    seal: SealedTrack | None = None
+    """Of the manifest track; None: it goes in clear."""
 
     @property
     def octets_estimate(self) -> int:
@@ -347,9 +373,20 @@ class ManifestDraft:
         return all(entry.digests_in is None for entry in self.manifest.segments)
 
     def encode(self) -> bytes:
-        """Return the payload: JSON, or COSE_Sign1 around it."""
-        text = self.manifest.to_json()
-        return text if self.producer_key is None else sign_manifest(text, self.producer_key)
+        """Return the payload: JSON, or COSE_Sign1 around it, and sealed if the publication is."""
+        payload = self.manifest.to_json()
+        if self.producer_key is not None:
+            payload = sign_manifest(payload, self.producer_key)
+        if self.seal is None:
+            return payload
+        version = self.manifest.version
+        assert version is not None, "a draft has its version"
+        return self.seal.seal(
+            Location(version, 0),
+            MANIFEST_PRIORITY,
+            payload,
+            padded=self.seal.pads(fixed_length=True),
+        )
 
 
 class Publication:
@@ -369,6 +406,7 @@ class Publication:
         repeated_octets: How many octets of digests every version of the manifest may repeat. Once
             those of complete segments are more, they are listed once, and referred to by later
             versions, until these together are as long as one that lists everything again.
+        sealing: Seals every Object and every manifest; by default they go in clear.
 
     Raises:
         ConfigError: If an encoding, the Data Length that follows from the descriptor or an
@@ -388,6 +426,7 @@ class Publication:
         budget: ByteBudget | None = None,
         first_block: int = 0,
         repeated_octets: int = REPEATED_OCTETS,
+        sealing: Sealing | None = None,
     ) -> None:
         if not 1 <= manifest_every <= MAX_MANIFEST_EVERY:
             raise ConfigError(f"manifest_every is {manifest_every}, expected 1 to 8")
@@ -426,6 +465,10 @@ class Publication:
         """Why it was given up, if it was."""
 
         self.manifest_name = MANIFEST if producer_key is None else MANIFEST_COSE
+        self._sealing = sealing
+        self._manifest_seal = (
+            None if sealing is None else sealing.track(name.track(self.manifest_name))
+        )
         self._tracks: dict[bytes, LocalTrack] = {}
         self._add_track(self.manifest_name)
         self.publish_manifest()
@@ -436,6 +479,11 @@ class Publication:
     def tracks(self) -> Mapping[bytes, LocalTrack]:
         """Its tracks by Track Name, the manifest track among them."""
         return MappingProxyType(self._tracks)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its Objects can be read by members of the scope only."""
+        return self._sealing is not None
 
     @property
     def encodings(self) -> tuple[Encoding, ...]:
@@ -470,7 +518,7 @@ class Publication:
     def octets_of(self, blocks: int) -> int:
         """Return the payload octets of ``blocks`` blocks in all layers, as if all were raw."""
         sections = [
-            HEADER_OCTETS + self.layout.section_octets(component)
+            object_octets(self.layout, component, encoding.codec, self._codecs, self._manifest_seal)
             for encoding in self._encodings
             for component in encoding.components
         ]
@@ -488,7 +536,8 @@ class Publication:
             block_keys: The Block Keys of its blocks, at least one.
 
         Raises:
-            ConfigError: If there are none, or the publication has ended.
+            ConfigError: If there are none, the publication has ended, or more of a track would be
+                sealed than is safe under one key.
         """
         segment = self.next_segment(block_keys)
         self._add_segment(segment)
@@ -505,10 +554,10 @@ class Publication:
         if not block_keys:
             size = self.layout.block_tokens
             raise ConfigError(f"a segment needs at least one whole block of {size} tokens")
-        return Segment(
-            len(self._segments), self._next_block, block_keys, self.layout, self._encodings,
-            self._codecs,
-        )  # fmt: skip
+        number, layout, codecs = len(self._segments), self.layout, self._codecs
+        tracks = [track for encoding in self._encodings for track in encoding.tracks(number)]
+        seals = seals_of(self._sealing, self.name, tracks, len(block_keys), layout, codecs)
+        return Segment(number, self._next_block, block_keys, layout, self._encodings, codecs, seals)
 
     def publish(self, prepared: PreparedLayer) -> None:
         """Publish one layer, and with the last one the end of its tracks.
@@ -631,7 +680,7 @@ class Publication:
         self._check_next(draft)
         payload = draft.encode() if payload is None else payload
         subgroup = self._open_subgroup(self.manifest_name, self._version, MANIFEST_PRIORITY)
-        subgroup.publish(0, payload)
+        subgroup.publish(0, payload, properties=self._properties)
         subgroup.close()
         entries = draft.manifest.segments
         self._since_whole = 0 if draft.is_whole else self._since_whole + len(payload)
@@ -737,6 +786,7 @@ class Publication:
                 codecs=self._declared,
             ),
             self._producer_key,
+            self._manifest_seal,
         )
 
     def _add_segment(self, segment: Segment) -> None:
@@ -770,8 +820,17 @@ class Publication:
     def _open_subgroup(self, track: bytes, group_id: int, priority: int) -> LocalSubgroup:
         # Subgroup 0 always holds the whole Group, so END_OF_GROUP is always true (decision 2).
         return self._tracks[track].open_subgroup(
-            group_id, 0, priority=priority, holds_end_of_group=True
+            group_id,
+            0,
+            priority=priority,
+            holds_end_of_group=True,
+            has_properties=self._sealing is not None,
         )
+
+    @property
+    def _properties(self) -> Pairs:
+        """What every Object goes with."""
+        return () if self._sealing is None else PROPERTIES
 
     def _publish_objects(self, prepared: PreparedLayer, segment: Segment) -> None:
         layer = prepared.layer
@@ -782,8 +841,8 @@ class Publication:
         # Block by block over all tracks, so that K and V of a block leave together.
         for index in range(segment.blocks):
             for part, subgroup in zip(prepared.tracks, subgroups, strict=True):
-                header, data = part.objects[index]
-                subgroup.publish(index, header, data) if data else subgroup.publish(index, header)
+                payload = [octets for octets in part.objects[index] if octets]
+                subgroup.publish(index, *payload, properties=self._properties)
         for subgroup in subgroups:
             subgroup.publish(segment.blocks, status=ObjectStatus.END_OF_GROUP)
             subgroup.close()
@@ -791,9 +850,7 @@ class Publication:
     def _end_tracks(self, segment: Segment) -> None:
         for name in segment.tracks:
             track = self._tracks[name.name]
-            last = track.open_subgroup(
-                self.layout.layers, 0, priority=END_OF_TRACK_PRIORITY, holds_end_of_group=True
-            )
+            last = self._open_subgroup(name.name, self.layout.layers, END_OF_TRACK_PRIORITY)
             last.publish(0, status=ObjectStatus.END_OF_TRACK)
             last.close()
             track.end(PublishDoneCode.TRACK_ENDED)

@@ -65,7 +65,7 @@ class SessionConfig:
     """Octets on control and request streams that the peer has not acknowledged; more closes the
     session CONTROL_MESSAGE_TIMEOUT. A list of namespaces can be some megabytes."""
 
-    max_object_octets: int = 64 * 1024 * 1024 + 4096
+    max_object_octets: int = 66 * 1024 * 1024 + 4096
     """Largest Object received; a longer one costs its stream, not the session."""
 
     max_partial_octets: int = 256 * 1024 * 1024

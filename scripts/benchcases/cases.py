@@ -15,6 +15,7 @@ from benchcases import (
     losses,
     relayed,
     rivals,
+    sealed,
     speed,
     spread,
     stalls,
@@ -435,5 +436,6 @@ CASES: dict[str, Case] = {
         *codecs.CASES,
         *depots.CASES,
         *ways.CASES,
+        *sealed.CASES,
     )
 }

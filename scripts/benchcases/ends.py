@@ -28,9 +28,11 @@ from benchcases.environments import CHECKOUT, python_with
 from benchcases.ticking import Ticking
 from kvcs.garbage import collected_aside
 from kvcs.kvsp.descriptor import Descriptor
+from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.source import BlockSource, SyntheticSource
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.scope import Protection, Scope
 from moqt.aio.settings import EngineName
 from moqt.aio.tls import CertificateFiles, make_certificates
 
@@ -106,6 +108,13 @@ class Place:
     certificates: CertificateFiles
     scope: bytes = field(repr=False)
     producer_pem: bytes = field(repr=False)
+    protection: Protection | None = None
+    """How Objects are sealed; None: they go in clear."""
+
+    @property
+    def shared(self) -> Scope:
+        """The scope that both ends are of."""
+        return Scope(ScopeKey(self.scope), self.protection)
 
     @property
     def producer_key(self) -> ProducerKey:

@@ -17,7 +17,6 @@ from kvcs.consumer.events import Event, LayerReady, ManifestAccepted
 from kvcs.consumer.retrieval import ConnectionSpec, RetrievalSettings, Wish, consume
 from kvcs.consumer.trust import Expectations
 from kvcs.kvsp.descriptor import Descriptor
-from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Component, Layout
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
@@ -85,7 +84,7 @@ class ProducerEnd(Role):
         self._sent, self._asked = SentOctets(), Asked()
 
     async def start(self, stack: AsyncExitStack) -> None:
-        scope, key = ScopeKey(self.place.scope), self.place.producer_key
+        scope, key = self.place.shared, self.place.producer_key
         self._producer = await stack.enter_async_context(
             Producer(scope, self._options, producer_key=key, counters=self._counters)
         )
@@ -344,7 +343,7 @@ class ConsumerEnd(Role):
         else:
             where = _arrays(cache, sink == "arrays")
         expected = Expectations.of_tokens(
-            ScopeKey(self.place.scope),
+            self.place.shared,
             source.descriptor,
             source.tokens,
             trusted=self._trusted,

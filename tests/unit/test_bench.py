@@ -23,6 +23,7 @@ CASES = [
     "relayed-4", "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452",
     "steady-8900", "session", "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls",
     "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot", "first-layer-ways",
+    "sealed",
 ]  # fmt: skip
 
 #: What is promised of the speed. Each is measured five times, but for the last.
@@ -292,6 +293,20 @@ def test_a_codec_is_held_against_none_over_a_link() -> None:
     assert figures["encoded"]["mb_crossed"] < 0.9 * figures["raw"]["mb_crossed"]
     assert figures["raw"]["mb_per_s"] < 25  # however fast the machine is
     assert found["ratios"]["vs_raw"] == figures["vs_raw_runs"][0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_what_is_sealed_is_held_against_the_same_in_clear() -> None:
+    run = bench("sealed", "--mb", "4", "--pairs", "1", limit_s=LIMIT_S)
+    found = result_of(run, missing=1)
+
+    figures = found["figures"]
+    # 20 octets on top of 68 and 32 KiB, and the manifests, which differ by as little.
+    assert 20 / 32836 < figures["added"] < 25 / 32836
+    assert found["ratios"]["vs_clear"] == figures["vs_clear_runs"][0] > 0
+    assert figures["sealed"]["consumer_cpu_s"] > 0
 
 
 def test_int8_leaves_an_octet_of_two_and_its_scales() -> None:

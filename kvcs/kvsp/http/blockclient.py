@@ -20,6 +20,7 @@ from kvcs.kvsp.http.names import BlockName
 from kvcs.kvsp.http.questions import BatchQuestion, batches
 from kvcs.kvsp.http.records import Runs
 from kvcs.kvsp.http.routes import container_path, layer_path, model_path
+from kvcs.kvsp.http.sealed import BadSealedLayer, SealedLayer
 from kvcs.kvsp.http.uris import ServiceUri
 from kvcs.kvsp.layout import Component, Layout
 from moqt.aio import ClientTls
@@ -37,6 +38,15 @@ class LayerSections:
     v: memoryview = field(repr=False)
     digest: bytes
     """The layer digest: SHA-256 over K and then V (KVSP Section 4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSections:
+    """One layer of one block of a scope that seals: whoever has its key can open it."""
+
+    block_key: bytes
+    layer: int
+    sealed: SealedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +182,7 @@ class BlockClient:
         *,
         publication: bytes | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[LayerSections | Absent, None]:
+    ) -> AsyncGenerator[LayerSections | SealedSections | Absent, None]:
         """Get some layers of many blocks in one request, each as soon as it is there and verified.
 
         Layer by layer, and in each in the order of ``keys``. What is raised says nothing against
@@ -203,7 +213,7 @@ class BlockClient:
                 try:
                     for frame in reader.feed(data):
                         yield _of_frame(frame, asked, layout)
-                except frames.BadFrame as exc:
+                except (frames.BadFrame, BadSealedLayer) as exc:
                     raise bad_answer(f"{self.uri}: {exc}") from None
             if not reader.ended:
                 raise bad_answer(f"{self.uri}: frames that break off")
@@ -217,7 +227,7 @@ class BlockClient:
         *,
         publication: bytes | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[LayerSections, None]:
+    ) -> AsyncGenerator[LayerSections | SealedSections, None]:
         """Get whichever layers of whichever blocks are wanted, the lowest layers first.
 
         In few requests, one after the other. What the service does not have is left out.
@@ -248,7 +258,7 @@ class BlockClient:
             )
             async with aclosing(answer) as sections:
                 async for one in sections:
-                    if isinstance(one, LayerSections):
+                    if not isinstance(one, Absent):
                         found = True
                         yield one
         if not found:
@@ -271,10 +281,14 @@ def _of(path: str, publication: bytes | None) -> str:
     return path if publication is None else f"{path}?publication={publication.hex()}"
 
 
-def _of_frame(frame: frames.Frame, asked: BatchQuestion, layout: Layout) -> LayerSections | Absent:
+def _of_frame(
+    frame: frames.Frame, asked: BatchQuestion, layout: Layout
+) -> LayerSections | SealedSections | Absent:
     key = asked.keys[frame.block]
     if frame.kind is frames.FrameKind.ABSENT:
         return Absent(key, frame.layer)
+    if frame.kind is frames.FrameKind.SEALED:
+        return SealedSections(key, frame.layer, SealedLayer.parse(frame.data))
     return LayerSections(key, frame.layer, *layout.split(frame.data), frame.digest)
 
 

@@ -15,7 +15,7 @@ from kvcs.errors import BadName
 from kvcs.kvsp.http import frames
 from kvcs.kvsp.http.conditions import Selection, Span, select
 from kvcs.kvsp.http.digests import digest_field, entity_tag
-from kvcs.kvsp.http.holder import BlockHolder, HeldBlock, digest_of
+from kvcs.kvsp.http.holder import BlockHolder, HeldBlock, SealedBlock, digest_of
 from kvcs.kvsp.http.names import BlockName, from_hex
 from kvcs.kvsp.http.problems import Problem, Refused
 from kvcs.kvsp.http.questions import MAX_BATCH_KEYS, MAX_BATCH_SECTIONS, BatchQuestion
@@ -255,7 +255,12 @@ class BlockService:
         one = held[block]
         if one is None or not one.has(layer):
             return (frames.absent(block, layer),)
-        sections = await one.read(layer)
+        sections: tuple[Octets, ...] | None
+        if isinstance(one, SealedBlock):
+            sealed, kind = await one.read_sealed(layer), frames.FrameKind.SEALED
+            sections = None if sealed is None else sealed.parts()
+        else:
+            sections, kind = await one.read(layer), frames.FrameKind.SECTIONS
         if sections is None:
             return (frames.absent(block, layer),)
         octets = sum(map(len, sections))
@@ -268,7 +273,7 @@ class BlockService:
                 digest = digest_of(sections)
             if key is not None:
                 self._remember(key, digest)
-        header = frames.frame_header(frames.FrameKind.SECTIONS, block, layer, octets, digest)
+        header = frames.frame_header(kind, block, layer, octets, digest)
         return (header, *sections)
 
     async def _write(self, call: Call, response: web.StreamResponse, *parts: Octets) -> int:

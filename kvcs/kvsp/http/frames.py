@@ -1,9 +1,10 @@
 """Many sections in one answer: a frame for each layer of each block that was asked for.
 
-A frame is a header of 48 octets, big-endian, and the K and then the V section, raw::
+A frame is a header of 48 octets, big-endian, and the K and then the V section, raw; or, in a scope
+that seals, the layer as :mod:`kvcs.kvsp.http.sealed` describes it::
 
     0   4  Magic         "KVF1"
-    4   1  Kind          1 sections, 2 absent, 3 end
+    4   1  Kind          1 sections, 2 absent, 3 end, 4 sealed
     5   1  Reserved      0
     6   2  Layer
     8   4  Block         index in the list of Block Keys that was asked for
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 
+from kvcs.kvsp.http.sealed import longest
 from kvcs.kvsp.layout import Octets
 
 MAGIC = b"KVF1"
@@ -36,6 +38,7 @@ class FrameKind(IntEnum):
     SECTIONS = 1
     ABSENT = 2
     END = 3
+    SEALED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Frame:
 
     layer: int
     data: Octets = field(default=b"", repr=False)
-    """K and then V, raw."""
+    """K and then V, raw; or a sealed layer."""
 
     digest: bytes = field(default=_NO_DIGEST, repr=False)
     """SHA-256 of the data, and found right."""
@@ -123,9 +126,11 @@ class FrameReader:
         try:
             kind = FrameKind(number)
         except ValueError:
-            raise BadFrame(f"frame of kind {number}, expected 1 to 3") from None
-        expected = self._octets if kind is FrameKind.SECTIONS else 0
-        if octets != expected:
+            raise BadFrame(f"frame of kind {number}, expected 1 to 4") from None
+        if kind is FrameKind.SEALED:
+            if octets > (limit := longest(self._octets)):
+                raise BadFrame(f"SEALED frame with {octets} octets, limit {limit}")
+        elif octets != (expected := self._octets if kind is FrameKind.SECTIONS else 0):
             raise BadFrame(f"{kind.name} frame with {octets} octets, expected {expected}")
         if len(self._buffer) < HEADER_OCTETS + octets:
             self._need = HEADER_OCTETS + octets
@@ -135,11 +140,12 @@ class FrameReader:
                 raise BadFrame(f"the end after {self._frames} frames, before all were there")
         elif (layer, block) != (place := next(self._order, None)):
             raise BadFrame(f"frame of (layer, block) {(layer, block)}, expected {place}")
-        if kind is not FrameKind.SECTIONS and digest != _NO_DIGEST:
+        carries = kind in (FrameKind.SECTIONS, FrameKind.SEALED)
+        if not carries and digest != _NO_DIGEST:
             raise BadFrame(f"{kind.name} frame with a digest, expected zeros")
         data = bytes(self._buffer[HEADER_OCTETS : HEADER_OCTETS + octets])
         del self._buffer[: HEADER_OCTETS + octets]
         self._need = HEADER_OCTETS
-        if kind is FrameKind.SECTIONS and sha256(data).digest() != digest:
+        if carries and sha256(data).digest() != digest:
             raise BadFrame(f"layer {layer} of block {block} does not have its digest")
         return Frame(kind, block, layer, data, digest)

@@ -6,11 +6,12 @@ No event loop is known here. A holder that waits for a disk does so in a thread 
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import count
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from kvcs.kvsp.http.names import BlockName
+from kvcs.kvsp.http.sealed import SealedLayer
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Layout, Octets
 from kvcs.store.source import BlockSource
@@ -41,6 +42,15 @@ class HeldBlock(Protocol):
 
         Whoever gets them may keep them as long as an answer takes: they do not change.
         """
+        ...
+
+
+@runtime_checkable
+class SealedBlock(Protocol):
+    """A held block of a scope that seals: nothing of it can be read in clear."""
+
+    async def read_sealed(self, layer: int) -> SealedLayer | None:
+        """Return a layer as it was sealed; ``None`` if it is not there, or gone by now."""
         ...
 
 

@@ -10,7 +10,7 @@ parts of aioquic.
 import datetime
 
 from aioquic import tls
-from aioquic.buffer import Buffer
+from aioquic._buffer import Buffer
 
 from moqt.certificates import ClientRefused, ClientVerifier
 

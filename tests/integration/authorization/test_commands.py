@@ -8,23 +8,11 @@ import pytest
 
 from kvcs.cli.main import main
 from kvcs.trust.grants import Role
-from moqt.aio.tls import CertificateFiles
 from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import PATIENCE_S
 from tests.issuing import AUDIENCE, Issuer
 
 pytestmark = pytest.mark.network
-
-
-@pytest.fixture
-def desk(
-    tmp_path_factory: pytest.TempPathFactory,
-    certificates: CertificateFiles,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Desk:
-    folder = tmp_path_factory.mktemp("desk")
-    monkeypatch.chdir(folder)  # where no kvcs.toml is
-    return Desk(folder, certificates)
 
 
 def listening(desk: Desk) -> list[str]:

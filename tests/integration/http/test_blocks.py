@@ -308,6 +308,7 @@ async def test_whatever_is_missing_comes_in_few_requests(certificates: Certifica
     ]  # fmt: skip
     for one in found:
         block = keys.index(one.block_key)
+        assert isinstance(one, LayerSections)
         assert bytes(one.k) + bytes(one.v) == octets(one.layer, block)
 
 

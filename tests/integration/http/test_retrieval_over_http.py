@@ -10,6 +10,7 @@ from kvcs.producer.answers import Answers
 from kvcs.producer.blocks import PublishedBlocks
 from kvcs.store.source import ArraySource
 from kvcs.telemetry import Counter
+from kvcs.trust.scope import Protection, Scope
 from moqt.aio.tls import CertificateFiles
 from tests.integration.http.scene import FOREIGNER, READER
 from tests.integration.http.scene import on_stage as service_on_stage
@@ -66,12 +67,15 @@ async def test_what_no_relay_has_is_brought_over_https_and_attested(
     assert complete.summary.attested == EVERYTHING.total()
 
 
+@pytest.mark.parametrize(
+    "scope", [Scope(SCOPE), Scope(SCOPE, Protection())], ids=["in clear", "sealed"]
+)
 async def test_what_a_producer_serves_over_https_is_what_it_published(
-    certificates: CertificateFiles,
+    certificates: CertificateFiles, scope: Scope
 ) -> None:
     """The publication itself is over at the relay, but for what is lacking there."""
     sink, answers = CountingSink(), Answers(SCOPE.scope_id)
-    async with on_stage(certificates) as scene:
+    async with on_stage(certificates, scope=scope) as scene:
         publication = await filled(scene.open())
         answers.add(publication)
         copy = copied(publication, lacks=LACKS)
@@ -80,7 +84,7 @@ async def test_what_a_producer_serves_over_https_is_what_it_published(
             stage.blocks(READER) as client,
             standing(certificates, copy) as stand_in,
             consume(
-                expectations(),
+                expectations(scope),
                 [stand_in.spec],
                 sink,
                 blocks=[HttpSections(client)],
@@ -119,6 +123,31 @@ async def test_of_several_publications_that_a_service_has_the_one_that_is_missin
 
     assert_whole(events, sink)
     assert of_kind(events, ObjectRejected) == []
+
+
+async def test_what_a_service_has_in_clear_is_not_taken_in_a_scope_that_seals(
+    certificates: CertificateFiles,
+) -> None:
+    sink, scope = CountingSink(), Scope(SCOPE, Protection())
+    async with on_stage(certificates, scope=scope) as scene:
+        copy = copied(await filled(scene.open()), lacks=LACKS)
+    async with (
+        service_on_stage(certificates, holder=holder()) as stage,
+        stage.blocks(READER) as client,
+        standing(certificates, copy) as stand_in,
+        consume(
+            expectations(scope),
+            [stand_in.spec],
+            sink,
+            blocks=[HttpSections(client)],
+            settings=QUICK,
+        ) as retrieval,
+    ):
+        events = await rest_of(retrieval)
+
+    failed = assert_exact(events, sink)
+    assert failed.summary.unopened == BLOCKS
+    assert {gap.first_layer for gap in failed.missing} == {3}
 
 
 async def test_what_a_service_has_of_another_computation_is_not_taken(

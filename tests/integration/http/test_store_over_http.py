@@ -15,16 +15,18 @@ from kvcs.consumer.services import HttpIndex, HttpSections
 from kvcs.consumer.trust import Expectations
 from kvcs.depot.blocks import StoredBlocks
 from kvcs.depot.listing import StoreListing
-from kvcs.kvsp.http.blockclient import BlockClient
+from kvcs.kvsp.http.blockclient import BlockClient, LayerSections
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.names import BlockName
 from kvcs.kvsp.http.records import Candidate, Holding, Runs
 from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
+from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Layout
 from kvcs.producer.publication import Publication
 from kvcs.store.sink import ArraySink
 from kvcs.telemetry import Counter
+from kvcs.trust.scope import Protection, Scope
 from moqt.aio import ClientTls
 from moqt.aio.tls import CertificateFiles
 from tests.integration.http.scene import READER, WRITER, Stage
@@ -32,7 +34,7 @@ from tests.integration.http.scene import on_stage as services_on_stage
 from tests.integration.http.test_index_command import index_command
 from tests.integration.http.test_produce_over_http import produce, until_listed
 from tests.integration.kvcs.desk import Desk, event_of, started
-from tests.integration.kvcs.faults import standing
+from tests.integration.kvcs.faults import copied, standing
 from tests.integration.kvcs.scene import (
     BLOCK_TOKENS,
     BLOCKS,
@@ -49,7 +51,7 @@ from tests.integration.kvcs.scene import (
     run,
     tensors,
 )
-from tests.integration.kvcs.test_recovery import assert_whole, beside
+from tests.integration.kvcs.test_recovery import assert_whole
 from tests.integration.kvcs.test_store_command import store as store_command
 from tests.integration.kvcs.warehouse import Warehouse, warehouse
 
@@ -118,9 +120,11 @@ async def forget(stage: Stage, publication: Publication) -> None:
         await index.withdraw(COMPAT_ID, publication.name.publication_id)
 
 
-async def kept(held: Warehouse, files: CertificateFiles, stage: Stage) -> Publication:
+async def kept(
+    held: Warehouse, files: CertificateFiles, stage: Stage, scope: Scope | ScopeKey = SCOPE
+) -> Publication:
     """Keep a publication, of which the index knows; its producer is gone then."""
-    async with on_stage(files) as scene:
+    async with on_stage(files, scope=scope) as scene:
         publication = await filled(scene.open(), (2, 3))
         await tell_of(stage, publication)
         held.follow(scene.spec)
@@ -246,23 +250,30 @@ async def test_an_index_that_is_dead_costs_a_store_nothing_but_its_listing(
     assert {one.covers for one in found} == {BLOCKS}
 
 
+@pytest.mark.parametrize("scope", [SCOPE, Scope(SCOPE, Protection())], ids=["clear", "sealed"])
 async def test_what_no_relay_has_is_brought_by_a_store_over_https(
-    certificates: CertificateFiles, tmp_path: Path
+    certificates: CertificateFiles, tmp_path: Path, scope: Scope | ScopeKey
 ) -> None:
-    sink = CountingSink()
-    async with services_on_stage(certificates) as stage, warehouse(tmp_path, certificates) as held:
-        blocks = StoredBlocks(held.store.depot.read)
+    sink, is_sealed = CountingSink(), scope is not SCOPE
+    async with (
+        services_on_stage(certificates) as stage,
+        warehouse(tmp_path, certificates, scope=scope) as held,
+    ):
+        blocks = StoredBlocks(held.store.depot.read, sealed=is_sealed)
         async with (
             listing(held, stage, blocks),
             services_on_stage(certificates, holder=blocks) as service,
             service.blocks() as client,
-            beside(certificates, False, lacks=(b"v.raw.s0", 3)) as specs,
+            on_stage(certificates, scope=scope) as scene,
+            standing(
+                certificates, copied(await filled(scene.open()), lacks=(b"v.raw.s0", 3))
+            ) as lacking,
         ):
-            await kept(held, certificates, stage)
+            await kept(held, certificates, stage, scope)
             await told(stage, lambda found: len(found) == 3)
             sections = [HttpSections(client)]
             events = await run(
-                consume(expectations(), specs, sink, blocks=sections, settings=QUICK)
+                consume(expectations(scope), [lacking.spec], sink, blocks=sections, settings=QUICK)
             )
 
     assert_whole(events, sink)
@@ -317,6 +328,7 @@ async def test_the_command_serves_blocks_over_https_and_lists_them(desk: Desk) -
     }  # fmt: skip
     assert len(got) == BLOCKS * LAYERS
     for one in got:
+        assert isinstance(one, LayerSections)
         k, v = tensors(one.layer, KEYS.index(one.block_key), 1)
         assert (bytes(one.k), bytes(one.v)) == (k.tobytes(), v.tobytes())
 

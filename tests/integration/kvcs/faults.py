@@ -133,12 +133,23 @@ def copied(
             if (name, layer) == lacks:
                 continue
             for subgroup in subgroups:
-                made = copy.open_subgroup(layer, 0, priority=0, holds_end_of_group=True)
+                made = copy.open_subgroup(
+                    layer,
+                    0,
+                    priority=subgroup.priority,
+                    holds_end_of_group=True,
+                    has_properties=subgroup.has_properties,
+                )
                 for obj in subgroup.objects:
                     payload = bytearray(b"".join(obj.parts))
                     if (name, layer, obj.object_id) == damaged:
                         payload[-1] ^= 1
-                    made.publish(obj.object_id, bytes(payload), status=obj.status)
+                    made.publish(
+                        obj.object_id,
+                        bytes(payload),
+                        status=obj.status,
+                        properties=obj.properties,
+                    )
                 made.close()
         copy.end()
     return Copy(one.name, tracks)

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcs.consumer.trust import Expectations
+from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Component
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.sink import ArraySink
+from kvcs.trust.scope import Scope
 from tests.integration.kvcs.scene import BLOCK_TOKENS, COMPAT, SCOPE, Place, hasty
 
 LAYERS = 3
@@ -42,8 +44,8 @@ def kv(layer: int, first: int, blocks: int) -> tuple[NDArray[Any], NDArray[Any]]
     return k, v
 
 
-def expectations(**others: Any) -> Expectations:
-    return Expectations.of_tokens(SCOPE, GROWING, PROMPT, **others)
+def expectations(scope: Scope | ScopeKey = SCOPE, **others: Any) -> Expectations:
+    return Expectations.of_tokens(scope, GROWING, PROMPT, **others)
 
 
 def places(blocks: int) -> Counter[Place]:

@@ -26,6 +26,7 @@ from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.producer.publication import Publication, Segment
 from kvcs.store.sink import ArraySink
+from kvcs.trust.scope import Scope
 from moqt.aio import ClientTls, ServerTls
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import ObjectStatus
@@ -71,8 +72,8 @@ def tensors(layer: int, first: int = 0, blocks: int = BLOCKS) -> tuple[NDArray[A
     return k[part], v[part]
 
 
-def expectations(**others: Any) -> Expectations:
-    return Expectations.of_tokens(SCOPE, COMPAT, TOKENS, **others)
+def expectations(scope: Scope | ScopeKey = SCOPE, **others: Any) -> Expectations:
+    return Expectations.of_tokens(scope, COMPAT, TOKENS, **others)
 
 
 class Noticing(telemetry.Counters):
@@ -113,7 +114,7 @@ class Scene:
         **options: Any,
     ) -> Retrieval:
         return consume(
-            expected or expectations(),
+            expected or expectations(self.producer.scope),
             [self.spec, *more],
             ArraySink() if sink is None else sink,
             **({"settings": QUICK} | options),
@@ -124,6 +125,7 @@ class Scene:
 async def on_stage(
     files: CertificateFiles,
     *,
+    scope: Scope | ScopeKey = SCOPE,
     producer_key: Any = None,
     patience_s: float = 60.0,
     **options: Any,
@@ -131,7 +133,7 @@ async def on_stage(
     """Have a producer listen; what the test does with it may take a minute, or what it says."""
     counters = Noticing()
     made = Producer(
-        SCOPE,
+        scope,
         ProducerOptions(**({"drain_s": 0.0} | options)),
         producer_key=producer_key,
         counters=counters,

@@ -9,9 +9,11 @@ from typing import Any
 
 from kvcs.consumer.retrieval import ConnectionSpec
 from kvcs.depot.daemon import Store, StoreOptions
+from kvcs.kvsp.keys import ScopeKey
 from kvcs.producer.publication import Publication
 from kvcs.profile.naming import PublicationName
 from kvcs.telemetry import Counter
+from kvcs.trust.scope import Scope
 from moqt.aio import ClientTls, ServerTls
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import ObjectStatus
@@ -57,13 +59,18 @@ class Warehouse:
 
 @asynccontextmanager
 async def warehouse(
-    folder: Path, files: CertificateFiles, *, trusted: Any = None, **options: Any
+    folder: Path,
+    files: CertificateFiles,
+    *,
+    scope: Scope | ScopeKey = SCOPE,
+    trusted: Any = None,
+    **options: Any,
 ) -> AsyncIterator[Warehouse]:
     """Have a store listen; what the test does with it may take a minute."""
     counters = Noticing()
     made = Store(
         folder,
-        SCOPE,
+        scope,
         StoreOptions(**({"drain_s": 0.0, "budget_octets": 1 << 30} | options)),
         trusted=trusted,
         counters=counters,

@@ -593,3 +593,29 @@ def test_a_data_stream_that_has_shown_itself_may_take_its_time() -> None:
     peer.data(data, bytes.fromhex("1c 00 00 80 01 61"), fin=True)
 
     assert [e.complete for e in peer.seen(FetchEnded)] == [True]
+
+
+@pytest.mark.parametrize("way", ["subscription", "fill", "fetch"])
+def test_what_others_keep_in_immutable_properties_is_passed_on_and_not_obeyed(way: str) -> None:
+    # Type 0x02 is a delivery timeout, of 1 ms here; of a sealed Object it is the Key ID.
+    properties = ((0x0B, bytes.fromhex("0201")),)
+    track, pair = LocalTrack(NAME), Pair()
+    pair.server.publish(track)
+    if way == "subscription":
+        pair.client.session.subscribe(NAME)
+        pair.settle()
+    subgroup = track.open_subgroup(0, has_properties=True)
+    subgroup.publish(0, b"sealed", properties=properties)
+    subgroup.close()
+    if way == "subscription":
+        pair.now += 60  # before it was sent
+    else:
+        pair.advance(60)
+    if way == "fill":
+        pair.client.session.subscribe(NAME, fill=FROM_START)
+    elif way == "fetch":
+        pair.client.session.fetch(NAME, location_filter=F.none())
+    pair.settle()
+
+    [found] = pair.client.take(ObjectReceived)
+    assert (found.payload, found.properties) == (b"sealed", properties)

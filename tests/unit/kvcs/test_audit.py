@@ -72,6 +72,18 @@ def test_a_flood_is_two_lines(tmp_path: Path) -> None:
     assert [line["count"] for line in lines(path)] == [1, 999]
 
 
+def test_what_happened_before_is_not_in_the_file(tmp_path: Path) -> None:
+    audit, path = Audit(), tmp_path / "audit.jsonl"
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(3):
+            refuse(audit)
+        with audit.to_file(path):
+            pass
+
+    assert [line["count"] for line in logged] == [1, 2]
+    assert path.read_text() == ""
+
+
 def test_who_comes_from_many_places_writes_no_more_than_a_bound(tmp_path: Path) -> None:
     audit, path = Audit(), tmp_path / "audit.jsonl"
     with audit.to_file(path):

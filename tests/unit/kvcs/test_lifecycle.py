@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,15 +111,14 @@ async def test_who_watches_files_is_called_when_one_is_another_one(tmp_path: Pat
     files[0].write_text("1")
     acted = asyncio.Semaphore(0)
 
-    def replaced() -> None:
+    def replaced() -> None:  # of the same size, and perhaps of the same time
         (tmp_path / "new").write_text("1")
         (tmp_path / "new").replace(files[0])
 
-    changes = [
-        lambda: files[1].write_text("it was not there before"),
-        replaced,  # of the same size, and perhaps of the same time
-        lambda: files[1].unlink(),
-    ]
+    def made() -> None:
+        files[1].write_text("it was not there before")
+
+    changes: list[Callable[[], None]] = [made, replaced, files[1].unlink]
     with on_change(files, acted.release, 0.005):
         async with asyncio.timeout(10):
             for change in changes:

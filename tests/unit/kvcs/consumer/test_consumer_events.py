@@ -41,6 +41,7 @@ SUMMARY_JSON = {
     "duplicates": 0,
     "unwanted": 0,
     "rejected": 0,
+    "unopened": 0,
     "first_layer_s": 0.5,
     "last_layer_s": 1.5,
 }

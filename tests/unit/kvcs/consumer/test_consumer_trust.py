@@ -17,6 +17,9 @@ from kvcs.profile.manifest import Manifest, SegmentEntry
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PROFILE, DataTrack, PublicationName
 from kvcs.profile.payload import Block
 from kvcs.profile.signing import ProducerKey, sign_manifest
+from kvcs.trust.scope import Padding, Protection, Scope
+from kvcs.trust.sealing import PROPERTIES, Cover, Sealing
+from moqt.location import Location
 
 SCOPE = ScopeKey(bytes(range(32)))
 COMPAT = Descriptor(
@@ -422,3 +425,55 @@ def test_raw_data_are_bounded_as_well() -> None:
             payload(TRACKS[0]), 1, 2
         )
     assert caught.value.reason is Rejection.LIMIT
+
+
+# -- sealed ----------------------------------------------------------------------------------------
+
+
+def opened(sealed: bytes, *, padding: Padding = "auto", track: DataTrack = TRACKS[0]) -> Any:
+    scope = Scope(SCOPE, Protection(padding=padding))
+    expected = Expectations.of_tokens(scope, COMPAT, TOKENS)
+    return examine(
+        sealed,
+        track=track,
+        layer=1,
+        block=2,
+        entry=ENTRY,
+        descriptor=COMPAT,
+        codecs=CodecRegistry(),
+        opener=expected.opener(NAME.track(track)),
+        cover=Cover(64, PROPERTIES),
+    )
+
+
+def sealed(octets: bytes, *, padded: bool = False) -> bytes:
+    made = Sealing.of(Scope(SCOPE, Protection()))
+    assert made is not None
+    return made.track(NAME.track(TRACKS[0])).seal(Location(1, 2), 64, octets, padded=padded)
+
+
+def test_a_sealed_object_is_opened_and_then_checked_like_any_other() -> None:
+    found = opened(sealed(payload(TRACKS[0])))
+
+    assert bytes(found.tensor) == bytes(range(16))
+    assert found.digest == payload(TRACKS[0])[36:68]
+
+
+def test_a_raw_object_is_sealed_to_the_length_that_it_must_have() -> None:
+    octets = sealed(payload(TRACKS[0]), padded=True)
+
+    with pytest.raises(BadObject, match="expected at most 104") as caught:
+        opened(octets)
+    assert caught.value.reason is Rejection.TOO_LONG
+    assert opened(octets, padding="bucket").octets == 16
+
+
+def test_the_scope_of_expectations_is_in_clear_where_a_key_alone_is_given() -> None:
+    plain = Expectations.of_tokens(SCOPE, COMPAT, TOKENS)
+    protected = Expectations.of_tokens(Scope(SCOPE, Protection()), COMPAT, TOKENS)
+
+    assert (plain.protection, plain.sealing) == (None, None)
+    assert protected.scope_key == plain.scope_key
+    assert protected.block_keys == plain.block_keys
+    assert protected.extended([1, 2, 3, 4]).protection == Protection()
+    assert protected.going_on(1, KEYS[1:]).sealing is not None

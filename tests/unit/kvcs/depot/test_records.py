@@ -1,5 +1,7 @@
 """Records: what may come in, and how every change of it is noticed later."""
 
+from typing import Any
+
 import pytest
 
 from kvcs.depot.records import DeclaredCodecs, TrackNote, examine, is_intact, seal
@@ -10,7 +12,11 @@ from kvcs.kvsp.standard import standard_codecs
 from kvcs.profile.manifest import CodecEntry, SegmentEntry
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, DataTrack
 from kvcs.profile.payload import HEADER_OCTETS, Block
+from kvcs.trust.scope import Suite
+from kvcs.trust.sealing import BARE, Cover, Sealing
+from kvcs.trust.sealing import PROPERTIES as SEALED
 from moqt.location import Location
+from moqt.names import FullTrackName
 
 COMPAT = Descriptor(
     model="m", revision="r", layers=3, block_tokens=4, dtype="float16",
@@ -122,3 +128,37 @@ def test_what_is_known_of_a_track_is_put_together() -> None:
 
     assert early.merged(late) == TrackNote(4, 2, ((2, 1),), Location(2, 1))
     assert late.merged(early) == TrackNote(4, 2, ((2, 1),), Location(2, 1))
+
+
+# -- sealed by their producer ----------------------------------------------------------------------
+
+SEALING = Sealing(bytes(32), Suite.AES_128_GCM_SHA256_128)
+NAME = FullTrackName.of(b"kvcs-1", bytes(32), bytes(32), bytes(32), bytes(16), b"k.raw.s0")
+K0 = DataTrack.parse("k.raw.s0")
+
+
+def test_no_flipped_octet_of_what_is_kept_sealed_goes_unnoticed_without_a_key() -> None:
+    payload = SEALING.track(NAME).seal(AT, 5, block())
+    sealed = seal(b"k.raw.s0", AT, 5, SEALED, payload)
+    assert is_intact(b"k.raw.s0", AT, 5, SEALED, payload, sealed)
+
+    for octet in range(len(payload)):
+        changed = bytearray(payload)
+        changed[octet] ^= 0x80
+        assert not is_intact(b"k.raw.s0", AT, 5, SEALED, bytes(changed), sealed), octet
+    assert not is_intact(b"k.raw.s0", AT, 5, (), payload, sealed)
+
+
+def test_what_is_sealed_is_opened_before_it_is_examined() -> None:
+    payload = block()
+    track = SEALING.track(NAME)
+    known: dict[str, Any] = {
+        "entry": entry(K0), "descriptor": COMPAT, "codecs": standard_codecs(), "opener": track,
+    }  # fmt: skip
+
+    found = examine(K0, AT, track.seal(AT, 5, payload), **known, cover=Cover(5, SEALED))
+    assert found == payload[36:68]
+    for cover, reason in ((Cover(6, SEALED), Rejection.TAG), (BARE, Rejection.UNPROTECTED)):
+        with pytest.raises(BadObject) as caught:
+            examine(K0, AT, track.seal(AT, 5, payload), **known, cover=cover)
+        assert caught.value.reason is reason

@@ -204,6 +204,12 @@ def test_reasons_are_stable_words() -> None:
         "out-of-range",
         "data-length",
         "decode",
+        "unprotected",
+        "protected",
+        "key-id",
+        "too-long",
+        "tag",
+        "plaintext",
     }
 
 

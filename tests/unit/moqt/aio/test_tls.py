@@ -3,6 +3,7 @@
 import datetime
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_what_a_client_shows_must_fit_together(
     good = ClientTls(certificate_file=certificate, key_file=key)
     check_client_tls(good)
 
-    paths = {name: None if to is None else tmp_path / to for name, to in changed.items()}
+    paths: dict[str, Any] = {n: None if to is None else tmp_path / to for n, to in changed.items()}
     with pytest.raises(TlsSettingsError, match=says):
         check_client_tls(replace(good, **paths))
 

@@ -17,6 +17,7 @@ from kvcs.kvsp.http.frames import (
     end,
     frame_header,
 )
+from kvcs.kvsp.http.sealed import longest
 
 OCTETS = 12
 #: Two layers of two blocks; the second block lacks the second layer.
@@ -100,6 +101,20 @@ def test_no_flipped_octet_goes_unnoticed(octet: int) -> None:
 def test_what_was_not_asked_for_is_refused(octets: bytes, says: str) -> None:
     with pytest.raises(BadFrame, match=says):
         read(octets)
+
+
+def test_a_sealed_layer_is_read_up_to_the_length_that_it_can_have() -> None:
+    octets = bytes(range(200))
+    header = frame_header(FrameKind.SEALED, 0, 3, len(octets), sha256(octets).digest())
+
+    [found], ended = read(header + octets)
+    assert (found.kind, found.layer, found.block, found.data) == (FrameKind.SEALED, 3, 0, octets)
+    assert not ended
+    with pytest.raises(BadFrame, match="does not have its digest"):
+        read(header + octets[:-1] + b"x")
+    longer = frame_header(FrameKind.SEALED, 0, 3, longest(OCTETS) + 1, bytes(32))
+    with pytest.raises(BadFrame, match=f"SEALED frame with .* limit {longest(OCTETS)}"):
+        read(longer)
 
 
 def test_what_came_before_is_handed_out_before_it_is_refused() -> None:
