@@ -11,10 +11,13 @@
     * :exc:`PublicationFailed`: the publisher gave the publication up
     * :exc:`Expired`: the deadline passed
     * :exc:`ServiceFailed`: a service over HTTP did not do what it was asked; it says why
+    * :exc:`BadToken`: an authorization token is refused; it says how far its bearer is told why
 """
 
 from collections.abc import Iterable
 from enum import StrEnum
+
+from moqt.authority import Denial
 
 
 class Rejection(StrEnum):
@@ -162,4 +165,19 @@ class ServiceFailed(KvcsError):
     ) -> None:
         super().__init__(text)
         self.fault = fault
+        self.retry_after_s = retry_after_s
+
+
+class BadToken(KvcsError):
+    """An authorization token is malformed, not believed, expired, not valid yet, or revoked.
+
+    Attributes:
+        why: What its bearer is told. The text is for our own log: it says more than strangers may
+            know, and nothing of a token that is not signed but its length and key identifier.
+        retry_after_s: Seconds after which it may be valid, where waiting helps.
+    """
+
+    def __init__(self, why: Denial, text: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.why = why
         self.retry_after_s = retry_after_s

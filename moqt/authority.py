@@ -64,6 +64,9 @@ class Granted:
     expires_at: float | None = None
     """Wall clock, in seconds, at which a thing that still runs must end unless renewed."""
 
+    token: str = ""
+    """Which token it was, shortened, for logs: the first digits of its identifier."""
+
 
 @dataclass(frozen=True, slots=True)
 class Denied:
@@ -75,6 +78,12 @@ class Denied:
 
     retry_after_s: float | None = None
     """Only where waiting helps: a token that is not valid yet."""
+
+    who: str = ""
+    """Who was refused, for logs; empty where nothing that was shown is believed."""
+
+    token: str = ""
+    """As :attr:`Granted.token`."""
 
 
 class Authority(Protocol):

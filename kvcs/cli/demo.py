@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
 from kvcs.cli import demo_model
 from kvcs.cli.livetable import Board, Column
 from kvcs.cli.output import Output
-from kvcs.cli.processes import Workplace, events_of, process
+from kvcs.cli.processes import Prefill, Workplace, events_of, process
 from kvcs.errors import ConfigError, Expired, KvcsError
 from kvcs.kvsp.codecs import RAW, Codec
 from kvcs.kvsp.standard import STANDARD, standard_codecs
@@ -40,6 +40,7 @@ are the published ones, octet for octet; with a lossy codec, exactly what it mak
   kvcs demo --model                the model itself: prefill here, continuation elsewhere
   kvcs demo --codec shuffle-zstd   the cache compressed, without loss
   kvcs demo --segments 2 --append 4   a chunked prefill of half of it, the rest appended
+  kvcs demo --model --segments 3 --append 2   the same with what the model goes on to say
   kvcs demo my-cache.safetensors   a cache of yours (see kvcs produce --help)
 """
 
@@ -80,8 +81,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--append", type=int, default=0, metavar="N",
-        help="append the last N blocks one by one, as decoding does; the consumers follow "
-        "(default: %(default)s)",
+        help="append the last N blocks one by one, as decoding does, with --model the first N of "
+        "what it says; the consumers follow (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="what the model is asked, with --model")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
@@ -92,8 +93,6 @@ async def run(args: Namespace) -> int:
     if args.model:
         if args.codec != "raw":
             raise ConfigError(f"--codec {args.codec} is for caches from files, not for --model")
-        if args.segments != 1 or args.append:
-            raise ConfigError("--segments and --append are for caches from files, not for --model")
         return await demo_model.run(args)
     path = Path(args.cache) if args.cache else RECORDED
     if not path.exists():
@@ -108,22 +107,11 @@ async def run(args: Namespace) -> int:
         return status
 
 
-class Prefill(NamedTuple):
-    """How a prompt is cut into passes over the layers."""
-
-    segments: int
-    segment_blocks: int
-
-
 def _prefill_of(source: BlockSource, segments: int, append: int) -> Prefill:
     blocks = len(source.tokens) // source.descriptor.block_tokens
     if not 0 <= append < blocks:
         raise ConfigError(f"--append is {append}, expected 0 to {blocks - 1} of {blocks} blocks")
-    prefix = blocks - append
-    if not 1 <= segments <= prefix:
-        raise ConfigError(f"--segments is {segments}, expected 1 to {prefix}, a block each")
-    segment_blocks = -(-prefix // segments)
-    return Prefill(-(-prefix // segment_blocks), segment_blocks)
+    return Prefill.of(blocks - append, segments)
 
 
 class Demo:

@@ -25,6 +25,7 @@ from kvcs.cli import (
     relay,
     show,
     store,
+    token,
 )
 from kvcs.consumer.retrieval import Unreachable
 from kvcs.garbage import collected_aside
@@ -34,7 +35,7 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, show,
+    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, token, show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
@@ -51,6 +52,7 @@ EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
         errors.PublicationFailed: 9,
         errors.Expired: 10,
         errors.ServiceFailed: 12,
+        errors.BadToken: 13,
         Unreachable: 11,
         errors.KvcsError: 1,
         MoqtError: 11,
@@ -69,14 +71,15 @@ A first look, with nothing but this machine:
   kvcs keys --new scope.key                make a scope key
   kvcs keys --scope-key-file scope.key CACHE.json
                                            the identifiers of a descriptor and its tokens
+  kvcs token --help                        who may do what, and how to say so
   kvcs show FILE                           explain an object, a manifest, a descriptor, a name
   kvcs bench                               how fast it is
   kvcs COMMAND --help                      what else a command can do
 
 Exit status: 0 done; 2 a flag, setting or file is unusable; 3 not found; 4 bad manifest;
 5 bad object; 6 bad descriptor; 7 bad name; 8 incomplete; 9 the publication failed; 10 the
-deadline passed; 11 the network, or the other end; 12 a service over HTTP; 1 anything else; 70 a
-mistake of this program; 130, 143 ended by SIGINT, SIGTERM.
+deadline passed; 11 the network, or the other end; 12 a service over HTTP; 13 a token is refused;
+1 anything else; 70 a mistake of this program; 130, 143 ended by SIGINT, SIGTERM.
 Results go to standard output, messages to standard error.
 """
 

@@ -1,16 +1,28 @@
-"""What commands do over HTTP: serve a producer's blocks, be listed at an index, ask either."""
+"""What commands do over HTTP: serve blocks, be listed at an index, ask either."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Self
 
 import structlog
 
 from kvcs.cli.output import Output
-from kvcs.config import Address, ConsumerSettings, IndexedSettings, ProducerSettings
+from kvcs.config import (
+    Address,
+    ConsumerSettings,
+    IndexedSettings,
+    ProducerSettings,
+    StoreSettings,
+)
+from kvcs.consumer.tasks import tasks
+from kvcs.depot.blocks import StoredBlocks
+from kvcs.depot.daemon import Store
+from kvcs.depot.listing import StoreListing
 from kvcs.errors import ConfigError
 from kvcs.kvsp.http.blockclient import BlockClient
 from kvcs.kvsp.http.blockservice import BlockService
 from kvcs.kvsp.http.client import ClientOptions
+from kvcs.kvsp.http.holder import BlockHolder
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.service import HttpService, ServiceOptions
@@ -19,47 +31,132 @@ from kvcs.link import server_tls
 from kvcs.producer.blocks import PublishedBlocks
 from kvcs.producer.daemon import Producer
 from kvcs.producer.listing import Listing
-from kvcs.telemetry import LogEvent
+from kvcs.telemetry import Counters, LogEvent
 from moqt.aio import ClientTls, ServerTls
 
 log = structlog.get_logger("kvcs")
 
 
+#: Keeps what is held listed while its block runs: told the index, who tells it, and the URIs of
+#: sessions and of block services.
+Listed = Callable[
+    [IndexClient, Registrar, Sequence[str], Sequence[str]], AbstractAsyncContextManager[None]
+]
+
+
 class OverHttp:
-    """The part of a producer that speaks HTTP.
+    """The part of a producer or store that speaks HTTP.
 
     Args:
-        producer: What it serves.
         settings: What it was told.
+        scope_id: Of the scope.
+        counters: Where things are counted.
+        holder: Who finds blocks.
+        relays: Relays where it announces.
+        listed: Keeps what it holds listed.
 
     Raises:
         ConfigError: If a file or URI cannot be used; the message names it.
     """
 
-    def __init__(self, producer: Producer, settings: ProducerSettings) -> None:
-        self._producer = producer
+    def __init__(
+        self,
+        settings: ProducerSettings | StoreSettings,
+        *,
+        scope_id: bytes,
+        counters: Counters,
+        holder: BlockHolder,
+        relays: Sequence[str],
+        listed: Listed,
+    ) -> None:
         self._settings = settings
+        self._counters = counters
+        self._relays = relays
+        self._listed = listed
         self._service: HttpService | None = None
         if settings.http_listen is not None:
             assert settings.tokens_file is not None, "the settings see to that"
             self._service = HttpService(
-                [BlockService(PublishedBlocks(producer.answers), counters=producer.counters)],
+                [BlockService(holder, counters=counters)],
                 TokenFile.read(settings.tokens_file),
                 options=ServiceOptions(
                     max_connections=settings.max_connections,
                     request_timeout_s=settings.request_timeout_s,
                     idle_timeout_s=settings.idle_timeout_s,
                 ),
-                counters=producer.counters,
+                counters=counters,
             )
-        self._client = index_client(settings, producer.scope_key.scope_id)
+        self._client = index_client(settings, scope_id)
+
+    @classmethod
+    def of_producer(cls, producer: Producer, settings: ProducerSettings) -> Self:
+        """Return that of a producer, which lists publications from their first segment on."""
+        answers = producer.answers
+
+        @asynccontextmanager
+        async def listed(
+            index: IndexClient,
+            registrar: Registrar,
+            sessions: Sequence[str],
+            services: Sequence[str],
+        ) -> AsyncIterator[None]:
+            listing = Listing(answers, registrar, sessions=sessions, services=services)
+            listing.start()
+            try:
+                yield
+            finally:
+                listing.stop()
+
+        return cls(
+            settings,
+            scope_id=producer.scope_key.scope_id,
+            counters=producer.counters,
+            holder=PublishedBlocks(answers),
+            relays=settings.connect,
+            listed=listed,
+        )
+
+    @classmethod
+    def of_store(cls, store: Store, settings: StoreSettings) -> Self:
+        """Return that of a store, which lists what it holds whole."""
+        depot = store.depot
+        blocks = StoredBlocks(depot.read, is_sealed=store.terms.protection is not None)
+
+        @asynccontextmanager
+        async def listed(
+            index: IndexClient,
+            registrar: Registrar,
+            sessions: Sequence[str],
+            services: Sequence[str],
+        ) -> AsyncIterator[None]:
+            listing = StoreListing(
+                depot,
+                store.terms,
+                index=index,
+                registrar=registrar,
+                blocks=blocks,
+                sessions=sessions,
+                services=services,
+            )
+            async with tasks() as group:
+                group.start(listing.run())
+                yield
+
+        return cls(
+            settings,
+            scope_id=store.terms.scope_key.scope_id,
+            counters=depot.counters,
+            holder=blocks,
+            relays=settings.announce,
+            listed=listed,
+        )
 
     @asynccontextmanager
     async def serving(self, address: tuple[str, int] | None, output: Output) -> AsyncIterator[None]:
         """Serve and be listed while the block runs.
 
         Args:
-            address: Where the producer listens for sessions, if it does.
+            address: Where it listens for sessions, if it does.
             output: Told where blocks are served.
         """
         settings = self._settings
@@ -71,13 +168,11 @@ class OverHttp:
                 output.tell("listening-http", host=served[0], port=served[1])
             if self._client is not None:
                 sessions, services = self._places(address, served)
-                registrar = Registrar(self._client, counters=self._producer.counters)
+                registrar = Registrar(self._client, counters=self._counters)
                 await stack.enter_async_context(registrar)
-                listing = Listing(
-                    self._producer.answers, registrar, sessions=sessions, services=services
+                await stack.enter_async_context(
+                    self._listed(self._client, registrar, sessions, services)
                 )
-                listing.start()
-                stack.callback(listing.stop)
             yield
 
     def renewing(self, identify: Callable[[ServerTls], None]) -> Callable[[ServerTls], None]:
@@ -99,15 +194,15 @@ class OverHttp:
         sessions = [uri for uri in told if uri.startswith("moqt:")]
         services = [uri for uri in told if uri.startswith("https:")]
         if not sessions:
-            sessions = [*self._settings.connect]
+            sessions = [*self._relays]
             if address is not None and not _is_every(address[0]):
                 sessions.append(f"moqt://{Address(*address)}/")
         if not services and served is not None and not _is_every(served[0]):
             services = [f"https://{Address(*served)}"]
         if not sessions and not services:
             raise ConfigError(
-                "reached_at is not set, expected where others reach this producer, since it "
-                "listens on every address of the machine"
+                "reached_at is not set, expected where others reach us: neither a relay nor an "
+                "address of this machine alone is known"
             )
         return sessions, services
 

@@ -6,13 +6,33 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import orjson
 
+from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.signing import ProducerKey
 from moqt.aio.tls import CertificateFiles, make_certificates
+
+
+class Prefill(NamedTuple):
+    """How a prompt is cut into passes over the layers."""
+
+    segments: int
+    segment_blocks: int
+
+    @classmethod
+    def of(cls, blocks: int, segments: int) -> Self:
+        """Cut so many blocks into so many segments, or into fewer where that does not come out.
+
+        Raises:
+            ConfigError: If there are not as many blocks.
+        """
+        if not 1 <= segments <= blocks:
+            raise ConfigError(f"--segments is {segments}, expected 1 to {blocks}, a block each")
+        segment_blocks = -(-blocks // segments)
+        return cls(-(-blocks // segment_blocks), segment_blocks)
 
 
 @dataclass

@@ -128,7 +128,7 @@ async def run(args: Namespace) -> int:
         ProducerOptions.of(settings),
         producer_key=settings.load_producer_key(),
     )
-    over_http = OverHttp(producer, settings)
+    over_http = OverHttp.of_producer(producer, settings)
     output = Output(as_json=args.json)
 
     async def serve(stopping: asyncio.Event) -> None:

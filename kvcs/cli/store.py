@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from kvcs.cli.output import Output
+from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import StoreSettings, add_settings, settings_from
 from kvcs.depot.archive import listing
@@ -32,6 +33,13 @@ is sent.
       --listen 0.0.0.0:4444 --certificate-file cert.pem --key-file key.pem \\
       --scope-key-file scope.key
   kvcs store --list /srv/kvcs
+
+With --index, publications that are held whole are listed at an index, which is asked for their
+Block Keys; with --http, blocks are served over HTTPS as well, to who has a token of --tokens-file:
+
+  kvcs store /srv/kvcs --connect moqt://relay:4443/ --listen ... --scope-key-file scope.key \\
+      --http 0.0.0.0:8444 --tokens-file tokens \\
+      --index https://index:8443 --index-token-file mine.token --reached-at moqt://store:4444/
 
 When the budget is used up, whole publications go, the least recently used first, none that is being
 read or written. One that its producer did not finish is served as far as it goes, and dropped
@@ -70,27 +78,30 @@ async def run(args: Namespace) -> int:
         StoreOptions.of(settings),
         trusted=settings.load_trusted_keys(),
     )
+    over_http = OverHttp.of_store(store, settings)
 
     async def serve(stopping: asyncio.Event) -> None:
         tls, quic = client_tls(settings), quic_settings(settings)
         async with store:
             shelf = store.depot.shelf
             output.tell("opened", publications=len(shelf), octets=shelf.used)
+            address: tuple[str, int] | None = None
             if settings.listen is not None:
-                host, port = await store.listen(
-                    *settings.listen, tls=server_tls(settings), quic=quic
-                )
-                output.tell("listening", host=host, port=port)
+                address = await store.listen(*settings.listen, tls=server_tls(settings), quic=quic)
+                output.tell("listening", host=address[0], port=address[1])
             for uri in settings.announce:
                 store.announce_at(uri, tls=tls, quic=quic)
             if settings.connect:
                 store.follow(settings.connect, prefixes=prefixes, tls=tls, quic=quic)
-            await _tell_changes(store, output, stopping)
+            async with over_http.serving(address, output):
+                await _tell_changes(store, output, stopping)
         output.tell("stopped", **{c.value: n for c, n in store.depot.counters.items() if n})
 
-    listens = settings.listen is not None
-    with renewing_certificate(settings, store.identify) if listens else nullcontext():
-        await run_until_stopped(serve, grace=settings.drain_s + 5.0)
+    listens = settings.listen is not None or settings.http_listen is not None
+    renew = over_http.renewing(store.identify)
+    with renewing_certificate(settings, renew) if listens else nullcontext():
+        # What is over HTTP is drained first, then the sessions.
+        await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
     return 0
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from kvcs.config.common import (
     CommonSettings,
+    HoldingSettings,
     IndexedSettings,
     ListeningSettings,
     ScopedSettings,
@@ -17,7 +18,6 @@ from kvcs.config.readers import (
     NamesSetting,
     OctetsSetting,
     PathsSetting,
-    PlacesSetting,
     ServicesSetting,
     UriSetting,
     UrisSetting,
@@ -25,7 +25,7 @@ from kvcs.config.readers import (
 from kvcs.profile.signing import ProducerKey, PublicKey, trusted_keys
 
 
-class ProducerSettings(IndexedSettings, ListeningSettings):
+class ProducerSettings(HoldingSettings):
     """What ``kvcs produce`` can be told."""
 
     table: ClassVar[str] = "produce"
@@ -41,19 +41,6 @@ class ProducerSettings(IndexedSettings, ListeningSettings):
         default=("raw",),
         description="forms to offer: CODEC for k and v apart, kv.CODEC for one track; codecs are "
         "raw, shuffle-zstd, shuffle-lz4 (lossless), int8, fp8 (lossy, k and v apart)",
-    )
-    http_listen: AddressSetting | None = Field(
-        default=None, description="address and TCP port to serve blocks at over HTTPS"
-    )
-    tokens_file: Path | None = Field(
-        default=None,
-        description="file of mode 0600 with who may ask over HTTPS, a line each: SCOPE_ID RIGHTS "
-        "TOKEN",
-    )
-    reached_at: PlacesSetting = Field(
-        default=(),
-        description="where others reach us, as the index is told: moqt://HOST:PORT/PATH and "
-        "https://HOST:PORT/PATH (default: the relays, and the addresses listened on)",
     )
     deterministic: bool = Field(
         default=False, description="promise that every run gives bit-identical objects"
@@ -75,12 +62,7 @@ class ProducerSettings(IndexedSettings, ListeningSettings):
     def _check_listener(self) -> "ProducerSettings":
         if self.listen is None and not self.connect:
             raise ValueError("neither listen nor connect is set, expected one of them or both")
-        if self.http_listen is not None and self.tokens_file is None:
-            raise ValueError("tokens_file is not set, expected a file since http_listen is")
         return self
-
-    def _listens(self) -> bool:
-        return self.listen is not None or self.http_listen is not None
 
     def load_producer_key(self) -> ProducerKey | None:
         """Return the key that signs manifests, if there is one.
@@ -243,7 +225,7 @@ class RelaySettings(ListeningSettings):
     )
 
 
-class StoreSettings(ScopedSettings, ListeningSettings):
+class StoreSettings(HoldingSettings):
     """What ``kvcs store`` can be told."""
 
     table: ClassVar[str] = "store"
@@ -291,6 +273,11 @@ class StoreSettings(ScopedSettings, ListeningSettings):
     def _check_ways(self) -> "StoreSettings":
         if self.listen is None and not self.connect and not self.announce:
             raise ValueError("none of connect, listen and announce is set, expected one at least")
+        if self.http_listen is not None and self.index_uri is None:
+            raise ValueError(
+                "index_uri is not set, expected an index since http_listen is: it knows the Block "
+                "Keys of what is kept, which nobody can compute without the tokens"
+            )
         if self.require_signature and not self.trust:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self

@@ -6,7 +6,13 @@ from typing import ClassVar, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvcs.config.readers import AddressSetting, DatagramSetting, OctetsSetting, ServiceSetting
+from kvcs.config.readers import (
+    AddressSetting,
+    DatagramSetting,
+    OctetsSetting,
+    PlacesSetting,
+    ServiceSetting,
+)
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.telemetry import LogFormat
@@ -224,3 +230,30 @@ class IndexedSettings(ScopedSettings):
         if self.index_uri is not None and self.index_token_file is None:
             raise ValueError("index_token_file is not set, expected a file since index_uri is")
         return self
+
+
+class HoldingSettings(IndexedSettings, ListeningSettings):
+    """What those commands can be told that hold publications: serve blocks, and be listed."""
+
+    http_listen: AddressSetting | None = Field(
+        default=None, description="address and TCP port to serve blocks at over HTTPS"
+    )
+    tokens_file: Path | None = Field(
+        default=None,
+        description="file of mode 0600 with who may ask over HTTPS, a line each: SCOPE_ID RIGHTS "
+        "TOKEN",
+    )
+    reached_at: PlacesSetting = Field(
+        default=(),
+        description="where others reach us, as the index is told: moqt://HOST:PORT/PATH and "
+        "https://HOST:PORT/PATH (default: the relays, and the addresses listened on)",
+    )
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> "HoldingSettings":
+        if self.http_listen is not None and self.tokens_file is None:
+            raise ValueError("tokens_file is not set, expected a file since http_listen is")
+        return self
+
+    def _listens(self) -> bool:
+        return self.listen is not None or self.http_listen is not None

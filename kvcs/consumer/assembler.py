@@ -28,7 +28,8 @@ from kvcs.consumer.events import (
     Trust,
 )
 from kvcs.consumer.joining import Bond, CannotJoin, Estate, Held, Joint, bond_of, join
-from kvcs.consumer.ranges import RangeSet, runs
+from kvcs.consumer.ledger import Row, Segment, Track, missing, rectangles
+from kvcs.consumer.ranges import runs
 from kvcs.consumer.selection import SegmentPlan, Wish, plan_segment
 from kvcs.errors import UNOPENED, BadManifest, BadObject, KvcsError, Rejection
 from kvcs.kvsp.codecs import CodecRegistry
@@ -71,72 +72,6 @@ class EarlyObject:
     block: int
     payload: bytes = field(repr=False)
     cover: Cover = BARE
-
-
-class Row:
-    """The Objects of one track in one layer."""
-
-    __slots__ = ("have", "placing", "waiting")
-
-    def __init__(self) -> None:
-        self.have = RangeSet()
-        """Object IDs that were admitted."""
-
-        self.placing: set[int] = set()
-        """Those of them whose tensors are not in place yet."""
-
-        self.waiting: dict[int, tuple[bytes, int]] = {}
-        """Digest and octets of those that no manifest has listed yet."""
-
-
-class Layer:
-    """How far one layer of a segment is."""
-
-    __slots__ = ("remaining", "reported", "unattested")
-
-    def __init__(self, objects: int) -> None:
-        self.remaining = objects
-        """Wanted Objects that are not in place."""
-
-        self.unattested = objects
-        """Wanted Objects that are not attested, in place or not."""
-
-        self.reported = False
-
-
-class Track:
-    """How far one wanted track is."""
-
-    __slots__ = ("listed", "name", "rows", "segment")
-
-    def __init__(self, name: DataTrack, segment: "Segment") -> None:
-        self.name = name
-        self.segment = segment
-        self.rows: dict[int, Row] = {}
-        """By layer; only those of which something was admitted."""
-
-        self.listed = 0
-        """Groups whose listed digests have been compared with what came."""
-
-
-class Segment:
-    """How far one segment is."""
-
-    __slots__ = ("confirmed", "entry", "layers", "plan", "tracks", "unready")
-
-    def __init__(self, plan: SegmentPlan, entry: SegmentEntry, *, confirmed: bool) -> None:
-        self.plan = plan
-        self.entry = entry
-        self.confirmed = confirmed
-        self.tracks = [Track(name, self) for name in plan.tracks]
-        self.layers: dict[int, Layer] = {}
-        self.unready = len(plan.layers)
-
-    def layer(self, layer: int) -> Layer:
-        """Return the state of a wanted layer."""
-        if (state := self.layers.get(layer)) is None:
-            state = self.layers[layer] = Layer(self.plan.objects_per_layer)
-        return state
 
 
 class Assembler:
@@ -722,9 +657,9 @@ class Assembler:
 
     def position(self, track: DataTrack, block: int) -> int:
         """Return where a sink has the block: its number, counted from the first wanted one."""
-        extent = self.extent
-        assert extent is not None
-        return self._tracks[track].segment.plan.first_block + block - extent.start
+        first = next(iter(self._segments.values()))
+        start = first.plan.context_blocks.start
+        return self._tracks[track].segment.plan.first_block + block - start
 
     def gaps(self, track: DataTrack | None = None) -> Iterator[Gap]:
         """Yield exactly what was promised, is wanted, and has not been admitted, compactly.
@@ -737,7 +672,7 @@ class Assembler:
         one = self._tracks.get(track) if track is not None else None
         for state in list(self._tracks.values()) if track is None else [one]:
             if state is not None:
-                yield from _rectangles(state.name, _missing(state))
+                yield from rectangles(state.name, missing(state))
 
     def unattested(self) -> Iterator[Gap]:
         """Yield what is there but keeps a layer from being ready, for want of attestation."""
@@ -746,7 +681,7 @@ class Assembler:
                 continue
             for track in segment.tracks:
                 rows = sorted(track.rows.items())
-                yield from _rectangles(
+                yield from rectangles(
                     track.name,
                     ((range(layer, layer + 1), tuple(runs(row.waiting))) for layer, row in rows),
                 )
@@ -766,38 +701,6 @@ class Assembler:
             first_layer_s=first_layer_s,
             last_layer_s=last_layer_s,
         )
-
-
-def _missing(track: Track) -> Iterator[tuple[range, tuple[range, ...]]]:
-    """Yield layers and the blocks missing in them; those of which nothing came in runs."""
-    plan = track.segment.plan
-    untouched = plan.layers.start
-    for layer, row in sorted(track.rows.items()):
-        if untouched < layer:
-            yield range(untouched, layer), (plan.blocks,)
-        yield range(layer, layer + 1), tuple(row.have.gaps(plan.blocks))
-        untouched = layer + 1
-    if untouched < plan.layers.stop:
-        yield range(untouched, plan.layers.stop), (plan.blocks,)
-
-
-def _rectangles(track: DataTrack, rows: Iterable[tuple[range, tuple[range, ...]]]) -> Iterator[Gap]:
-    """Join consecutive layers that have the same blocks."""
-    layers, blocks = range(0), tuple[range, ...]()
-    for next_layers, next_blocks in (*rows, (range(0), ())):
-        if next_blocks == blocks and layers.stop == next_layers.start:
-            layers = range(layers.start, next_layers.stop)
-            continue
-        for run in blocks:
-            yield Gap(
-                segment=track.segment,
-                track=track,
-                first_layer=layers.start,
-                last_layer=layers.stop - 1,
-                first_block=run.start,
-                last_block=run.stop - 1,
-            )
-        layers, blocks = next_layers, next_blocks
 
 
 def _contradiction(found: bytes, listed: bytes) -> str:

@@ -26,11 +26,12 @@ from kvcs.consumer.errands import (
 from kvcs.consumer.events import (
     Event,
     FailureReason,
+    Gap,
     ObjectRejected,
     SegmentComplete,
     SegmentDiffers,
 )
-from kvcs.consumer.examining import Examined
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.failures import Failure, lacking
 from kvcs.consumer.fetching import Awaited, cut
 from kvcs.consumer.filling import fill
@@ -61,6 +62,7 @@ from kvcs.consumer.spreading import (
     worth_asking,
 )
 from kvcs.consumer.tasks import Tasks, set_within, tasks
+from kvcs.consumer.waves import LAST, clipped, first_wave, stop_of
 from kvcs.errors import UNOPENED, BadManifest, BadObject, ConfigError, NotFound
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
@@ -68,7 +70,7 @@ from kvcs.profile.naming import MANIFEST_COSE, DataTrack, PublicationName
 from kvcs.store.shared import SharedSink
 from kvcs.store.sink import GrowingSink
 from kvcs.telemetry import LogEvent
-from kvcs.trust.sealing import Cover, Opener
+from kvcs.trust.sealing import Cover
 from moqt.aio import Subscription
 from moqt.codepoints import ObjectStatus, RangeMarkerKind, RequestErrorCode, StreamErrorCode
 from moqt.errors import MoqtError, RequestRejected, SessionClosed
@@ -130,14 +132,10 @@ class Download:
         self._block_keys: Sequence[bytes] = expected.block_keys
         self._follows = follows
         self._intake = Intake(
-            job.pool,
-            settings,
-            job.codecs,
-            crashed=self._crashed,
-            idle=lambda: self._wake.set(),
+            job.pool, settings, crashed=self._crashed, idle=lambda: self._wake.set()
         )
+        self._examiners: dict[DataTrack, Examiner] = {}
         self._dealer = Dealer()
-        self._openers: dict[DataTrack, Opener] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -161,6 +159,7 @@ class Download:
 
         self._not_now = False  # a track was refused that may be had later
         self._cannot_fetch = False  # they do not know FETCH
+        self._wave: int | None = None  # None: nothing has been asked for
         self._closed = False
         self._progress_at = self._loop.time()
 
@@ -206,7 +205,7 @@ class Download:
         try:
             async with tasks() as group:
                 if opened is None:
-                    if self._settings.eager and self.assembler.manifest is None:
+                    if self.job.is_eager and self.assembler.manifest is None:
                         self._start_eagerly(group)
                     opened = await open_publication(
                         lanes.lead, self.name, self.job, track=self.manifest_track
@@ -509,24 +508,61 @@ class Download:
                 del self._readers[share.track][share]
 
     def _start_readers(self, group: Tasks) -> None:
-        """Subscribe to tracks of which something is missing, of so many segments at once."""
+        """Ask for tracks of which something is missing, of so many segments at once."""
         if not self._sink_began:
             return
+        if self._wave is None:
+            plans = (plan for plan in self.assembler.plans if plan.tracks)
+            fetched = (plan for plan in plans if self._is_fetched(Share(plan.tracks[0], None)))
+            left = sum(not self.assembler.is_segment_ready(plan.segment) for plan in fetched)
+            self._wave = first_wave(left, self._settings.segments_at_once)
+        while not self._start_wave(group) and self._begin_next_wave():
+            pass
+
+    def _start_wave(self, group: Tasks) -> bool:
+        """Ask for what nobody is asked for yet; return whether there was anything."""
         lanes = self._lanes.for_data
         may_cut = all(lane.max_ranges for lane in lanes)
         active = {share.track.segment for share, task in self._shares() if not task.done()}
+        has_begun = False
         for plan in self.assembler.plans:
             if self.assembler.is_segment_ready(plan.segment) or self._is_awaited(plan):
                 continue
             for track in plan.tracks:
                 asked = self._readers.get(track, {})
                 for blocks in list(not_asked_for(plan.blocks, asked)):
+                    if self._is_in_later_wave(Share(track, blocks)):
+                        continue
+                    has_begun = True
                     if len(active | {plan.segment}) > self._settings.segments_at_once:
-                        return
+                        return has_begun
                     active.add(plan.segment)
                     dealt = self._dealer.deal(track, blocks, len(lanes), may_cut=may_cut)
                     for number, share in dealt:
                         self._start_reader(lanes[number], share, group)
+        return has_begun
+
+    def _is_in_later_wave(self, share: Share) -> bool:
+        """Whether of a share that is fetched nothing is missing that this wave asks for."""
+        return self._is_fetched(share) and not any(missing_of(share, self._gaps(share)))
+
+    def _begin_next_wave(self) -> bool:
+        """Go on to later layers once nothing of the earlier ones is on its way."""
+        fetched = [(share, task) for share, task in self._shares() if self._is_fetched(share)]
+        is_busy = self._intake.pending or any(not task.done() for _, task in fetched)
+        if self._wave is None or self._wave == LAST or is_busy:
+            return False
+        self._wave += 1
+        for share, _ in fetched:
+            del self._readers[share.track][share]
+        return True
+
+    def _gaps(self, share: Share) -> Iterator[Gap]:
+        """Yield what is missing of the track of a share and asked for by now."""
+        gaps, plan = self.assembler.gaps(share.track), self.assembler.plan(share.track)
+        if plan is None or self._wave is None or not self._is_fetched(share):
+            return gaps
+        return clipped(gaps, stop_of(plan.layers, self._wave))
 
     def _is_awaited(self, plan: SegmentPlan) -> bool:
         """Whether a segment is asked for once all of it has been published."""
@@ -577,7 +613,7 @@ class Download:
         """Fetch what is missing of a share, and nothing else if the peer lets us (Section 5.3)."""
         track, assembler = share.track, self.assembler
         blocks = assembler.entry(track)[0].blocks
-        missing = worth_asking(share, assembler.gaps(track), self._rejected)
+        missing = worth_asking(share, self._gaps(share), self._rejected)
         if not (bands := cut(missing, blocks, max_ranges=lane.max_ranges)):
             return False
         errands = [
@@ -696,7 +732,7 @@ class Download:
         )
 
     def _first_missing(self, share: Share) -> Location | None:
-        return first_missing(share, self.assembler.gaps(share.track), self._rejected)
+        return first_missing(share, self._gaps(share), self._rejected)
 
     # -- Objects ---------------------------------------------------------------------------------
 
@@ -711,27 +747,25 @@ class Download:
                 return True
         if self._closed or self._failure is not None:
             return True
-        entry, descriptor = self.assembler.entry(track)
+        examiner = self._examiners.get(track) or self._examiner(track)
         self._intake.take(
-            payload,
-            partial(self._judge, track, layer, block),
-            track=track,
-            layer=layer,
-            block=block,
-            entry=entry,
-            descriptor=descriptor,
-            max_data_octets=self.job.expected.max_data_octets,
-            opener=self._opener(track),
-            cover=cover,
+            examiner, payload, layer, block, partial(self._judge, track, layer, block), cover
         )
         return True
 
-    def _opener(self, track: DataTrack) -> Opener:
-        """Return what opens the Objects of a track, the same one each time."""
-        opener = self._openers.get(track)
-        if opener is None:
-            opener = self._openers[track] = self.job.expected.opener(self.name.track(track))
-        return opener
+    def _examiner(self, track: DataTrack) -> Examiner:
+        entry, descriptor = self.assembler.entry(track)
+        expected = self.job.expected
+        made = Examiner(
+            track,
+            entry,
+            descriptor,
+            self.job.codecs,
+            expected.max_data_octets,
+            expected.opener(self.name.track(track)),
+        )
+        self._examiners[track] = made
+        return made
 
     def _judge(
         self, track: DataTrack, layer: int, block: int, verdict: Examined | BadObject

@@ -82,7 +82,9 @@ async def _bring(
 ) -> None:
     name, patience_s = assembler.publication, job.settings.request_timeout_s
     layout = Layout.of(job.expected.descriptor)
-    sections = source.sections(name.scope_id, name.compatibility_id, tuple(wanted), layout)
+    sections = source.sections(
+        name.scope_id, name.compatibility_id, tuple(wanted), layout, name.publication_id
+    )
     async with aclosing(sections) as found:
         while True:
             async with asyncio.timeout(patience_s):

@@ -8,15 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from kvcs.consumer.examining import Examined, examine
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.errors import BadObject
-from kvcs.kvsp.codecs import CodecRegistry
-from kvcs.kvsp.descriptor import Descriptor
-from kvcs.kvsp.layout import Layout
-from kvcs.profile.manifest import SegmentEntry
-from kvcs.profile.naming import DataTrack
-from kvcs.trust.sealing import BARE, IN_CLEAR, Cover, Opener
+from kvcs.trust.sealing import BARE, Cover
 
 #: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
@@ -35,7 +30,6 @@ class Intake:
     Args:
         pool: Threads for what is large.
         settings: From which length on, and how much at once.
-        codecs: The codecs that this end knows.
         crashed: Called with what an examination, or what is done about it, raised unexpectedly.
         idle: Called when nothing is under examination any more.
 
@@ -48,7 +42,6 @@ class Intake:
         self,
         pool: Executor,
         settings: RetrievalSettings,
-        codecs: CodecRegistry,
         *,
         crashed: Callable[[BaseException], None],
         idle: Callable[[], None],
@@ -58,7 +51,6 @@ class Intake:
         self._octets_in_turn = 0
         self._pool = pool
         self._settings = settings
-        self._codecs = codecs
         self._crashed = crashed
         self._idle = idle
         self._room = asyncio.Event()
@@ -66,50 +58,38 @@ class Intake:
 
     def take(
         self,
+        examiner: Examiner,
         payload: bytes,
-        judge: Judge,
-        *,
-        track: DataTrack,
         layer: int,
         block: int,
-        entry: SegmentEntry,
-        descriptor: Descriptor,
-        max_data_octets: int,
-        opener: Opener = IN_CLEAR,
+        judge: Judge,
         cover: Cover = BARE,
     ) -> None:
         """Examine one Object, and have ``judge`` called with what comes of it, now or later.
 
-        The other arguments are those of :func:`~kvcs.consumer.trust.examine`.
+        Args:
+            examiner: Of its track.
+            payload: Its payload.
+            layer: Group ID it came under.
+            block: Object ID it came under.
+            judge: Takes what comes of it.
+            cover: What it came with.
         """
-        work = partial(
-            examine,
-            payload,
-            track=track,
-            layer=layer,
-            block=block,
-            entry=entry,
-            descriptor=descriptor,
-            codecs=self._codecs,
-            max_data_octets=max_data_octets,
-            opener=opener,
-            cover=cover,
-        )
         octets, large = len(payload), self._settings.large_octets
         self._in_turn += 1
         self._octets_in_turn += octets
-        if track.codec != "raw":
+        if not examiner.is_raw:
             # What comes out counts as well: it may be many times as much.
-            section = Layout.of(descriptor).section_octets(track.component)
-            octets, large = max(octets, section), LARGE_ENCODED_OCTETS
+            octets, large = max(octets, examiner.section_octets), LARGE_ENCODED_OCTETS
         if octets < large:
             try:
-                verdict: Examined | BadObject = work()
+                verdict: Examined | BadObject = examiner.examine(payload, layer, block, cover)
             except BadObject as exc:
                 verdict = exc
             judge(verdict)
             return
         self.pending += octets
+        work = partial(examiner.examine, payload, layer, block, cover)
         future = self._loop.run_in_executor(self._pool, work)
         future.add_done_callback(partial(self._examined, octets, judge))
 

@@ -17,7 +17,7 @@ from kvcs.consumer.selection import Wish
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.consumer.trust import Expectations, check_manifest
 from kvcs.errors import BadManifest, BadObject
-from kvcs.kvsp.codecs import CodecRegistry
+from kvcs.kvsp.codecs import RAW, CodecRegistry
 from kvcs.profile.ending import End
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PublicationName
@@ -105,6 +105,24 @@ class Job:
                 count=count,
                 text=str(why),
             )
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether data are asked for together with the manifest.
+
+        They are if all that a publication has is wanted, and there is reason to think that it is
+        there in the form that is liked best.
+        """
+        settings, wish = self.settings, self.wish
+        whole = wish.segments is None and wish.layers is None and wish.blocks is None
+        return (
+            settings.eager
+            and not settings.is_spread
+            and settings.fetch != "always"
+            and whole
+            and self.expected.wanted_blocks is None
+            and wish.names(self.codecs)[0] == RAW.name
+        )
 
     def tokens_left(self, assembler: Assembler | None) -> int | None:
         """Return how many tokens would have to be computed now; None: nobody knows."""

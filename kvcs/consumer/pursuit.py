@@ -7,6 +7,7 @@ Which step is next, whether another publication may take over and when it is ove
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import structlog
 
@@ -69,6 +70,17 @@ class Sources:
 
     bad: BadPublications
     """Publications that discovery is not to choose."""
+
+
+class _Looking(NamedTuple):
+    """How publications are looked for over one connection."""
+
+    discovery: Discovery
+    bad: list[Failure]
+    """Grows with each that was found and is known to be bad."""
+
+    patience: float
+    """Seconds that the first one is waited for."""
 
 
 class Pursuit:
@@ -269,6 +281,47 @@ class Pursuit:
         failure: Failure | None,
     ) -> Failure | None:
         """Find publications and try one after the other; ``failure`` is that of the current one."""
+        found = self._discovery(lead, lanes, which)
+        discovery, patience = found.discovery, found.patience
+        has_asked = False
+        while True:
+            names = discovery.best()
+            if not names and not has_asked:
+                has_asked = True
+                nobody = await self._look_for(discovery, group)
+                if nobody is not None:  # is left to tell of a publication
+                    failure = more_telling(failure, nobody)
+                    over = lead.closed is not None
+                    return more_telling(failure, connection_lost(lead.closed)) if over else failure
+                continue
+            if not names:
+                if found.bad:
+                    failure, patience = failure or found.bad[-1], self._settings.another_s
+                if lead.closed is not None:
+                    return more_telling(failure, connection_lost(lead.closed))
+                if not await discovery.appears(patience):
+                    text = f"no publication appeared within {patience:g} s"
+                    return failure or Failure(FailureReason.NOT_FOUND, text)
+                continue
+            patience = self._settings.another_s
+            opened = None
+            if not self._job.is_eager or len(names) > 1 or self._may_join:
+                opened, refusal = await discovery.choose(self._note_refusal)
+                if opened is None:
+                    failure = refusal or failure
+                    continue
+            name = names[0] if opened is None else opened.name
+            discovery.tried(name)
+            current = self._take_up(name, opened, failure)
+            if isinstance(current, Failure):
+                failure = failure or current
+                continue
+            failure = await self._run_publication(lead, lanes, current, opened)
+            if failure is None or not may_look_for_another(failure, self._standing, which):
+                return failure
+
+    def _discovery(self, lead: MoqtConnection, lanes: Lanes, which: Ask) -> _Looking:
+        """Begin to look for publications over a connection, knowing what the index told."""
         lost = self.recovery.something_lost
         bad: list[Failure] = []
 
@@ -292,45 +345,10 @@ class Pursuit:
             discovery.tried(self.current.name)
         for replica in self._replicas:
             discovery.noted(replica.publication, replica.blocks)
-        has_asked = False
         patience = self._settings.discovery_timeout_s
         if (lost or which is Ask.ANOTHER) and self.current is not None:
             patience = self._settings.another_s
-        while True:
-            names = discovery.best()
-            if not names and not has_asked:
-                has_asked = True
-                nobody = await self._look_for(discovery, group)
-                if nobody is not None:  # is left to tell of a publication
-                    failure = more_telling(failure, nobody)
-                    over = lead.closed is not None
-                    return more_telling(failure, connection_lost(lead.closed)) if over else failure
-                continue
-            if not names:
-                if bad:
-                    failure, patience = failure or bad[-1], self._settings.another_s
-                if lead.closed is not None:
-                    return more_telling(failure, connection_lost(lead.closed))
-                if not await discovery.appears(patience):
-                    text = f"no publication appeared within {patience:g} s"
-                    return failure or Failure(FailureReason.NOT_FOUND, text)
-                continue
-            patience = self._settings.another_s
-            opened = None
-            if not self._settings.eager or len(names) > 1 or self._may_join:
-                opened, refusal = await discovery.choose(self._note_refusal)
-                if opened is None:
-                    failure = refusal or failure
-                    continue
-            name = names[0] if opened is None else opened.name
-            discovery.tried(name)
-            current = self._take_up(name, opened, failure)
-            if isinstance(current, Failure):
-                failure = failure or current
-                continue
-            failure = await self._run_publication(lead, lanes, current, opened)
-            if failure is None or not may_look_for_another(failure, self._standing, which):
-                return failure
+        return _Looking(discovery, bad, patience)
 
     async def _look_for(self, discovery: Discovery, group: Tasks) -> Failure | None:
         if self._settings.prefixes == "auto":

@@ -1,8 +1,8 @@
 """What is missing, had from a block service instead of a Track (KVCS Section 5.4). Pure.
 
-A block service knows no publications: it is asked by scope, Compatibility ID, Block Key and layer,
-and gives the K section and the V section as raw tensors. They are believed as far as somebody
-answers for them:
+A block service is asked by scope, Compatibility ID, Block Key and layer, and gives the K section
+and the V section as raw tensors; of the publication whose Objects are missing, if it has that, else
+of any. They are believed as far as somebody answers for them:
 
 * where the manifest lists the Data Digest of the ``raw`` Object of that place, they are that
   Object's Data if they have it, and refused if not;
@@ -77,6 +77,7 @@ class SectionSource(Protocol):
         compatibility_id: bytes,
         wanted: Sequence[SectionKey],
         layout: Layout,
+        publication_id: bytes,
     ) -> AsyncGenerator[Section, None]:
         """Yield what it has of what is wanted, as it comes, in any order.
 
@@ -88,6 +89,8 @@ class SectionSource(Protocol):
             compatibility_id: The model.
             wanted: Each of them once, a few hundred at most, the lowest layers first.
             layout: How long the sections are.
+            publication_id: Whose Objects are missing. What it has of this publication is better
+                than what it has of another one, which may have been computed otherwise.
 
         Raises:
             NotFound: From the iteration, if it has nothing of the model or does not know us.

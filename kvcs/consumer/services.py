@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from kvcs.consumer.prefixes import Replica
 from kvcs.consumer.sections import Section, SectionKey
-from kvcs.errors import ConfigError
+from kvcs.errors import ConfigError, NotFound
 from kvcs.kvsp.http.blockclient import BlockClient, SealedSections
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.records import Candidate
@@ -103,19 +103,33 @@ class HttpSections:
         compatibility_id: bytes,
         wanted: Sequence[SectionKey],
         layout: Layout,
+        publication_id: bytes,
     ) -> AsyncGenerator[Section, None]:
         """Yield what it has of what is wanted, the lowest layers first, in few requests.
+
+        It is asked for the publication, and then for what it lacks of that in any other.
 
         Raises:
             NotFound: At the end, if there was nothing of it.
             ServiceFailed: If the service does not answer as it should.
             Expired: If it takes too long.
         """
-        answer = self._client.wanted(scope_id, compatibility_id, wanted, layout)
-        async with aclosing(answer) as found:
-            async for one in found:
-                key = SectionKey(one.block_key, one.layer)
-                if isinstance(one, SealedSections):
-                    yield Section(key=key, sealed=one.sealed)
-                else:
-                    yield Section(key=key, k=one.k, v=one.v, layer_digest=one.digest)
+        left = dict.fromkeys(wanted)
+        for publication in (publication_id, None):
+            answer = self._client.wanted(
+                scope_id, compatibility_id, tuple(left), layout, publication=publication
+            )
+            try:
+                async with aclosing(answer) as found:
+                    async for one in found:
+                        key = SectionKey(one.block_key, one.layer)
+                        left.pop(key, None)
+                        if isinstance(one, SealedSections):
+                            yield Section(key=key, sealed=one.sealed)
+                        else:
+                            yield Section(key=key, k=one.k, v=one.v, layer_digest=one.digest)
+            except NotFound:
+                if publication is None and len(left) == len(wanted):
+                    raise
+            if not left:
+                return

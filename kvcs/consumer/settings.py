@@ -79,10 +79,11 @@ class RetrievalSettings:
     measures itself is preferred. Where it is known, of several publications one is chosen that
     can come before the deadline, if need be of a shorter prefix. None: it is not known."""
 
-    eager: bool = False
-    """Ask for the ``raw`` tracks of segment 0 together with the manifest: a round trip less to
-    the first layer, and wasted if the publication is refused or offers something else. Over one
-    connection only."""
+    eager: bool = True
+    """Ask for the ``raw`` tracks of segment 0 together with the manifest, where all of a
+    publication is wanted, ``raw`` is liked best, and it comes over one connection: a round trip
+    less to the first layer, and the time that the manifest takes. In vain if the publication is
+    refused or offers something else; what came until then is bounded by ``early_octets``."""
 
     fetch: Fetching = "auto"
     """Whether past Objects alone are asked for, with FETCH: of segments that the manifest says
@@ -93,9 +94,10 @@ class RetrievalSettings:
     """How often a track is asked for again that ended before everything came."""
 
     segments_at_once: int = 32
-    """Segments whose tracks are subscribed to at the same time: the first ones of the context, and
-    of them, earlier layers first. Peers grant some hundred requests at once, and one that waits for
-    that longer than ``request_timeout_s`` is lost."""
+    """Segments whose tracks are asked for at the same time: the first ones of the context, and of
+    them, earlier layers first; of more that are complete an eighth of the layers of all is fetched
+    first, then half of them. Peers grant some hundred requests at once, and one that waits for that
+    longer than ``request_timeout_s`` is lost."""
 
     workers: int = 2
     """Threads that examine what is large."""
@@ -145,11 +147,6 @@ class RetrievalSettings:
         if self.connections > MAX_CONNECTIONS:
             raise ConfigError(
                 f"connections is {self.connections}, expected {MAX_CONNECTIONS} or less"
-            )
-        if self.eager and self.is_spread:
-            raise ConfigError(
-                f"connections is {self.connections} and processes {self.processes}, "
-                "expected 1 and False since eager is set"
             )
 
     @property

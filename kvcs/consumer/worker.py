@@ -46,7 +46,7 @@ from kvcs.consumer.errands import (
     unpack,
 )
 from kvcs.consumer.events import FailureReason
-from kvcs.consumer.examining import Examined
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.failures import Failure
 from kvcs.consumer.intake import Intake
 from kvcs.consumer.lanes import ask, max_ranges
@@ -77,9 +77,8 @@ class Connection:
         self._mouth = mouth
         self._crash: BaseException | None = None
         self._crashed = asyncio.Event()
-        self._intake = Intake(
-            pool, settings, standard_codecs(), crashed=self._note_crash, idle=lambda: None
-        )
+        self._intake = Intake(pool, settings, crashed=self._note_crash, idle=lambda: None)
+        self._codecs = standard_codecs()
         self._errands: dict[int, asyncio.Task[None]] = {}
         self._places: SharedPlaces | None = None
         self._file = ""
@@ -147,8 +146,15 @@ class Connection:
             self._mouth.say(Accepted(number))
             self._mouth.report(number, Misplaced(str(exc)))
             return Ended(number, How.STOPPED)
-        wanted, entry, descriptor = Wanted(placing.missing), placing.entry(), placing.compat()
-        opener = opener_with(placing.key)
+        wanted = Wanted(placing.missing)
+        examiner = Examiner(
+            placing.track,
+            placing.entry(),
+            placing.compat(),
+            self._codecs,
+            placing.max_data_octets,
+            opener_with(placing.key),
+        )
         request = await ask(self._conn, errand)
         self._mouth.say(Accepted(number))
         try:
@@ -161,18 +167,9 @@ class Connection:
                 if (layer, block) not in wanted:
                     self._mouth.report(number, Dropped(layer, block))
                     continue
-                self._intake.take(
-                    item.payload,
-                    partial(self._judge, number, placing, wanted, places, layer, block),
-                    track=placing.track,
-                    layer=layer,
-                    block=block,
-                    entry=entry,
-                    descriptor=descriptor,
-                    max_data_octets=placing.max_data_octets,
-                    opener=opener,
-                    cover=Cover(item.publisher_priority, item.properties),
-                )
+                judge = partial(self._judge, number, placing, wanted, places, layer, block)
+                cover = Cover(item.publisher_priority, item.properties)
+                self._intake.take(examiner, item.payload, layer, block, judge, cover)
                 await self._intake.keep_bound()
                 await self._mouth.breathe()
         finally:

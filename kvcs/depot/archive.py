@@ -30,7 +30,7 @@ from typing import Any
 
 from kvcs.depot.records import SEAL_OCTETS, Entry, Item, TrackNote, is_intact
 from kvcs.depot.shelf import Holding
-from kvcs.errors import ConfigError, KvcsError
+from kvcs.errors import BadName, ConfigError, KvcsError
 from kvcs.profile.naming import PublicationName
 from moqt.errors import ProtocolError
 from moqt.location import Location
@@ -65,15 +65,29 @@ CREATE TABLE IF NOT EXISTS objects (
     properties BLOB NOT NULL, digest BLOB NOT NULL, seal BLOB NOT NULL,
     PRIMARY KEY (publication, track, layer, object)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chains (
+    publication INTEGER PRIMARY KEY, first_block INTEGER NOT NULL, keys BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS evicted (
+    serial INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope BLOB NOT NULL, compat BLOB NOT NULL, anchor BLOB NOT NULL, publication BLOB NOT NULL,
+    UNIQUE (scope, compat, anchor, publication)
+);
 """
 _PUBLICATIONS = """
 SELECT number, scope, compat, anchor, publication, finished, ended, damaged, octets, objects,
     kept_at, used_at
 FROM publications ORDER BY used_at, number
 """
+_OBJECTS_OF = """
+SELECT layer, object, offset, length, priority, properties, digest, seal FROM objects
+WHERE publication = ? AND track = ?
+"""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Group IDs that the index can keep; SQLite's integers end there.
 MAX_GROUP_ID = (1 << 63) - 1
+#: Publications that went for want of room and are remembered.
+MAX_EVICTED = 16_384
 
 
 class DiskFullError(KvcsError):
@@ -173,13 +187,43 @@ class Archive:
 
         A row that cannot be one of ours was damaged; its Object is missing.
         """
-        rows = self._index.execute(
-            "SELECT layer, object, offset, length, priority, properties, digest, seal FROM objects "
-            "WHERE publication = ? AND track = ? ORDER BY layer, object",
-            (number, track),
-        )
+        rows = self._index.execute(f"{_OBJECTS_OF} ORDER BY layer, object", (number, track))
         found = [_entry(row) for row in rows]
         return [entry for entry in found if entry is not None]
+
+    def last_entry(self, number: int, track: bytes) -> Entry | None:
+        """Return the last Object of one Track that is held; None: there is none, or it is damaged.
+
+        Of a manifest track that is the newest version.
+        """
+        rows = self._index.execute(
+            f"{_OBJECTS_OF} ORDER BY layer DESC, object DESC LIMIT 1", (number, track)
+        ).fetchall()
+        return _entry(rows[0]) if rows else None
+
+    def chain(self, number: int) -> tuple[int, bytes] | None:
+        """Return what was noted of a publication's Block Keys, as :meth:`note_chain` was told.
+
+        Nobody has checked it since.
+        """
+        rows = self._index.execute(
+            "SELECT first_block, keys FROM chains WHERE publication = ?", (number,)
+        ).fetchall()
+        for first_block, keys in rows:
+            if type(first_block) is int and type(keys) is bytes:
+                return first_block, keys
+        return None
+
+    def evicted(self) -> list[PublicationName]:
+        """Return what went for want of room, the first of it first."""
+        rows = self._index.execute(
+            "SELECT scope, compat, anchor, publication FROM evicted ORDER BY serial"
+        )
+        names = []
+        for row in rows:
+            with contextlib.suppress(BadName, TypeError):  # a row that was damaged
+                names.append(PublicationName(*row))
+        return names
 
     def read(self, number: int, wanted: Iterable[Wanted]) -> list[bytes | None]:
         """Read payloads and check every octet of them; None stands for a damaged one.
@@ -198,9 +242,17 @@ class Archive:
     # -- changing --------------------------------------------------------------------------------
 
     def open_publication(self, name: PublicationName, now: float) -> int:
-        """Return the number of a publication, a new one if it is not held yet."""
-        identifiers = (name.scope_id, name.compatibility_id, name.anchor_key, name.publication_id)
+        """Return the number of a publication, a new one if it is not held yet.
+
+        That it once went for want of room is forgotten.
+        """
+        identifiers = _identifiers(name)
         with self._changing():
+            self._index.execute(
+                "DELETE FROM evicted "
+                "WHERE scope = ? AND compat = ? AND anchor = ? AND publication = ?",
+                identifiers,
+            )
             self._index.execute(
                 "INSERT INTO publications (scope, compat, anchor, publication, kept_at, used_at) "
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -273,29 +325,51 @@ class Archive:
                     (length, number),
                 )
 
-    def drop(self, number: int) -> None:
+    def note_chain(self, number: int, first_block: int, keys: bytes) -> None:
+        """Note the Block Keys of a publication, one behind the other, instead of earlier ones."""
+        with self._changing():
+            self._index.execute(
+                "INSERT OR REPLACE INTO chains VALUES (?, ?, ?)", (number, first_block, keys)
+            )
+
+    def drop(self, number: int, *, evicted: PublicationName | None = None) -> None:
         """Let go of a publication, and give its room back.
+
+        Args:
+            number: Which one.
+            evicted: Its name, if it is to be remembered that it went for want of room.
 
         Raises:
             DiskFullError: If not even that leaves the index room to note it. Its payloads are gone.
         """
         path = self._objects / str(number)
         try:
-            self._forget_all(number)
+            self._forget_all(number, evicted)
         except DiskFullError:
             # The index needs room to make room. Without its file a publication is damaged, and is
             # forgotten at the next start at the latest.
             path.unlink(missing_ok=True)
-            self._forget_all(number)
+            self._forget_all(number, evicted)
         self._ends.pop(number, None)
         path.unlink(missing_ok=True)
 
-    def _forget_all(self, number: int) -> None:
+    def _forget_all(self, number: int, evicted: PublicationName | None = None) -> None:
         with self._changing():
             for table, column in (
-                ("objects", "publication"), ("tracks", "publication"), ("publications", "number"),
+                ("objects", "publication"), ("tracks", "publication"), ("chains", "publication"),
+                ("publications", "number"),
             ):  # fmt: skip
                 self._index.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
+            if evicted is not None:
+                self._index.execute(
+                    "INSERT OR REPLACE INTO evicted (scope, compat, anchor, publication) "
+                    "VALUES (?, ?, ?, ?)",
+                    _identifiers(evicted),
+                )
+                self._index.execute(
+                    "DELETE FROM evicted WHERE serial <= (SELECT max(serial) FROM evicted) - ?",
+                    (MAX_EVICTED,),
+                )
 
     def note_used(self, used: Iterable[tuple[int, float]]) -> None:
         """Note when publications were used last."""
@@ -427,6 +501,10 @@ def _holdings(index: sqlite3.Connection) -> list[Holding]:
             index.execute(_PUBLICATIONS)
         )
     ]
+
+
+def _identifiers(name: PublicationName) -> tuple[bytes, bytes, bytes, bytes]:
+    return name.scope_id, name.compatibility_id, name.anchor_key, name.publication_id
 
 
 def _locked(folder: Path) -> int:

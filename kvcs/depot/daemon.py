@@ -102,6 +102,7 @@ class Store:
 
     Attributes:
         depot: What is held.
+        terms: What is taken.
 
     Raises:
         ConfigError: If the folder cannot be used.
@@ -120,7 +121,7 @@ class Store:
         self._options = options = options or StoreOptions()
         scope = Scope.of(scope)
         self._scope_key = scope.key
-        self._terms = Terms(
+        self.terms = Terms(
             scope_key=scope.key,
             protection=scope.protection,
             trusted=trusted or {},
@@ -260,7 +261,7 @@ class Store:
         ]
         following = Following(
             self.depot,
-            self._terms,
+            self.terms,
             prefixes or (self.scope_prefix,),
             at_once=self._options.at_once,
         )

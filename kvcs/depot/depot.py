@@ -17,14 +17,15 @@ from typing import NamedTuple, Self, TypeVar
 
 import structlog
 
-from kvcs.depot.archive import Archive, Batch, DiskFullError
+from kvcs.depot.archive import MAX_EVICTED, Archive, Batch, DiskFullError, Wanted
 from kvcs.depot.gallery import Gallery
 from kvcs.depot.images import Image, ShelvedTrack
 from kvcs.depot.records import Entry, Item, TrackNote
 from kvcs.depot.shelf import Holding, Shelf
 from kvcs.errors import KvcsError, NotFound
-from kvcs.profile.naming import PublicationName
+from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PublicationName
 from kvcs.telemetry import Counter, Counters, LogEvent
+from kvcs.trust.sealing import Cover
 from moqt.location import Location
 from moqt.session.discovery import NamespaceDirectory
 from moqt.session.localobjects import DeferredObject
@@ -36,8 +37,6 @@ T = TypeVar("T")
 FREE_AGAIN_OCTETS = 64 << 20
 #: Threads that read and check.
 _READERS = 2
-#: Publications that went for want of room and are remembered.
-_MAX_EVICTED = 16_384
 #: Seconds between looks at what is too old, and at what was used.
 _HOUSEKEEPING_S = 10.0
 
@@ -105,7 +104,7 @@ class Depot:
         self._archive = Archive(folder)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvcs-write")
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="kvcs-read")
-        self._evicted: dict[PublicationName, None] = {}  # the first of them first
+        self._evicted = dict.fromkeys(self._archive.evicted())  # the first of them first
         self._told: set[PublicationName] = set()  # in ``served``
         self._told_whole: set[PublicationName] = set()
         self._lost: set[tuple[int, bytes, Location]] = set()  # damaged, by number
@@ -134,7 +133,7 @@ class Depot:
         return name in self._told
 
     def was_evicted(self, name: PublicationName) -> bool:
-        """Whether a publication had to go for want of room, since this process began.
+        """Whether a publication had to go for want of room, and was not begun again since.
 
         To bring it again because it is still announced would drive out what is used more.
         """
@@ -176,23 +175,55 @@ class Depot:
         holding = self._known(name)
         image = await self.image(name)
         shelved = image.tracks.get(track)
-        objects = [] if shelved is None else [o for o in shelved.objects if o.location == location]
-        if shelved is None or not objects:
+        at = None if shelved is None else shelved.find(location)
+        if shelved is None or at is None:
             raise NotFound(f"{name} has no Object {location} of {track!r:.64} here")
-        [obj] = objects
-        wanted = shelved.wanted(shelved.position(obj))
-        self.reading(name, +1)
-        try:
-            loop = asyncio.get_running_loop()
-            [payload] = await loop.run_in_executor(
-                self._pool, self._archive.read, holding.number, [wanted]
-            )
-        finally:
-            self.reading(name, -1)
-        if payload is None:
-            self._damaged(holding, track, location, obj.length)
-            raise NotFound(f"Object {location} of {track!r:.64} of {name} is damaged")
-        return payload
+        return await self._read(holding, shelved.wanted(at))
+
+    async def manifest(self, name: PublicationName) -> tuple[bytes, int, bytes, Cover]:
+        """Return the newest manifest of a publication: Track Name, version and payload.
+
+        And what it came with. The payload is as it came, sealed in a scope that seals.
+
+        Every octet of it is as it was kept. It counts for no use of the publication.
+
+        Raises:
+            NotFound: If none is held, or it is damaged.
+        """
+        holding = self._known(name)
+        for track in (MANIFEST_COSE, MANIFEST):
+            look = partial(self._archive.last_entry, holding.number, track)
+            if (entry := await self._write(look)) is not None:
+                wanted = Wanted(
+                    track,
+                    entry.location,
+                    entry.priority,
+                    entry.properties,
+                    entry.offset,
+                    entry.length,
+                    entry.seal,
+                )
+                cover = Cover(entry.priority, entry.properties)
+                return track, entry.location.group, await self._read(holding, wanted), cover
+        raise NotFound(f"{name} has no manifest here")
+
+    async def chain(self, name: PublicationName) -> tuple[int, bytes] | None:
+        """Return what was noted of the Block Keys of a publication; nobody has checked it since.
+
+        Raises:
+            NotFound: If it is not held.
+        """
+        return await self._write(partial(self._archive.chain, self._known(name).number))
+
+    async def note_chain(self, name: PublicationName, first_block: int, keys: bytes) -> None:
+        """Note the Block Keys of a publication, one behind the other.
+
+        Raises:
+            NotFound: If it is not held.
+            DiskFullError: If the index has no room for them.
+        """
+        number = self._known(name).number
+        await self._write(partial(self._archive.note_chain, number, first_block, keys))
 
     async def image(self, name: PublicationName) -> Image:
         """Return what is served of a publication.
@@ -266,10 +297,10 @@ class Depot:
         self.shelf.grow(holding, octets, len(items))
         for victim in victims:
             self._evicted[victim.name] = None
-            if len(self._evicted) > _MAX_EVICTED:
+            if len(self._evicted) > MAX_EVICTED:
                 del self._evicted[next(iter(self._evicted))]
             self.counters.add(Counter.PUBLICATIONS_EVICTED)
-            self._let_go(victim, LogEvent.PUBLICATION_EVICTED)
+            self._let_go(victim, LogEvent.PUBLICATION_EVICTED, is_evicted=True)
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settled(kept: "asyncio.Future[None]") -> None:
@@ -370,6 +401,26 @@ class Depot:
 
     # -- parts -----------------------------------------------------------------------------------
 
+    async def _read(self, holding: Holding, wanted: Wanted) -> bytes:
+        """Read a payload and check it.
+
+        Raises:
+            NotFound: If it is damaged.
+        """
+        name, track, location = holding.name, wanted.track, wanted.location
+        self.reading(name, +1)
+        try:
+            loop = asyncio.get_running_loop()
+            [payload] = await loop.run_in_executor(
+                self._pool, self._archive.read, holding.number, [wanted]
+            )
+        finally:
+            self.reading(name, -1)
+        if payload is None:
+            self._damaged(holding, track, location, wanted.length)
+            raise NotFound(f"Object {location} of {track!r:.64} of {name} is damaged")
+        return payload
+
     def _known(self, name: PublicationName) -> Holding:
         holding = self.shelf.get(name)
         if holding is None:
@@ -403,7 +454,9 @@ class Depot:
             self._told_whole.add(name)
             self.whole.add(name.namespace)
 
-    def _let_go(self, holding: Holding, event: LogEvent, **more: str) -> None:
+    def _let_go(
+        self, holding: Holding, event: LogEvent, *, is_evicted: bool = False, **more: str
+    ) -> None:
         name = holding.name
         self.shelf.remove(name)
         self._note_change()
@@ -417,9 +470,8 @@ class Depot:
         self.gallery.forget(name)
         log.info(event, publication=str(name), octets=holding.octets, **more)
         # In the order of what is written: nothing that comes after it is for this one.
-        dropping = asyncio.get_running_loop().run_in_executor(
-            self._writer, self._archive.drop, holding.number
-        )
+        drop = partial(self._archive.drop, holding.number, evicted=name if is_evicted else None)
+        dropping = asyncio.get_running_loop().run_in_executor(self._writer, drop)
         dropping.add_done_callback(self._index_changed)
 
     def _index_changed(self, done: "asyncio.Future[None]") -> None:

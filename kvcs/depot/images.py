@@ -98,6 +98,11 @@ class ShelvedTrack:
             return guess
         return bisect_left(self.objects, obj.location, key=_location_of)
 
+    def find(self, location: Location) -> int | None:
+        """Return the place in ``objects`` of the Object of a Location; None: it is not held."""
+        at = bisect_left(self.objects, location, key=_location_of)
+        return at if at < len(self.objects) and self.objects[at].location == location else None
+
     def wanted(self, position: int) -> Wanted:
         """Return what is to be read to have an Object's payload."""
         obj = self.objects[position]

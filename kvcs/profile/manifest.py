@@ -553,7 +553,7 @@ def _raw_group(where: str, value: object, blocks: int) -> bytes:
         raise BadManifest(f"{where}: {len(group)} digests, expected {blocks}")
     width = 2 * DIGEST_OCTETS
     # Per-element conversion takes ten times as long, and there are hundreds of thousands.
-    if not all(type(digest) is str and len(digest) == width for digest in group):
+    if set(map(type, group)) != {str} or set(map(len, group)) != {width}:
         raise BadManifest(f"{where}: not all are strings of {width} hex digits")
     try:
         return unhexlify("".join(group))

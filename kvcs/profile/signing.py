@@ -1,8 +1,8 @@
 """``manifest.cose``: a manifest inside COSE_Sign1 (KVCS Section 3.6, RFC 9052, RFC 9053).
 
 The only module that knows which COSE library is used. What strangers send does not reach it
-before :class:`_Cbor` has read it: CBOR has many forms that a general decoder expands into
-objects, and a signed manifest needs none of them.
+before :mod:`kvcs.trust.envelope` has read it: CBOR has many forms that a general decoder expands
+into objects, and a signed manifest needs none of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,6 +39,8 @@ from pycose.messages.sign1message import Sign1Message
 
 from kvcs.errors import BadManifest, ConfigError
 from kvcs.profile.manifest import DEFAULT_LIMITS, ManifestLimits
+from kvcs.trust.cbor import BadCbor
+from kvcs.trust.envelope import Envelope, Kind, Label, Rules, open_envelope
 
 PrivateKey = Ed25519PrivateKey | EllipticCurvePrivateKey
 PublicKey = Ed25519PublicKey | EllipticCurvePublicKey
@@ -53,17 +55,9 @@ class SigningAlgorithm(IntEnum):
     EDDSA = -8
 
 
-class _Label(IntEnum):
-    """Header parameters that are understood here (RFC 9052 Section 3.1)."""
-
-    ALG = 1
-    CRIT = 2
-    CONTENT_TYPE = 3
-    KID = 4
-
-
+#: Header parameters that are understood here (RFC 9052 Section 3.1).
+_UNDERSTOOD = (Label.ALG, Label.CRIT, Label.CONTENT_TYPE, Label.KID)
 _COSE_ALGORITHMS = {SigningAlgorithm.ES256: Es256, SigningAlgorithm.EDDSA: EdDSA}
-_SIGN1_TAG = 18
 #: Both algorithms sign with 64 octets.
 _SIGNATURE_OCTETS = 64
 #: What headers may take. Ours take less than a hundred octets.
@@ -221,16 +215,15 @@ def read_unverified(
     Raises:
         BadManifest: If it is not COSE_Sign1, or too large.
     """
-    protected, unprotected, text, _ = _open(payload, limits)
-    header = _read_header(protected)
-    kid = header.get(_Label.KID, unprotected.get(_Label.KID))
-    algorithm = header.get(_Label.ALG)
+    envelope = _open(payload, limits)
+    kid = envelope.header.get(Label.KID, envelope.unprotected.get(Label.KID))
+    algorithm = envelope.header.get(Label.ALG)
     if type(algorithm) is int and algorithm in SigningAlgorithm._value2member_map_:
         algorithm = SigningAlgorithm(algorithm).name
     return SignedManifest(
         kid if isinstance(kid, bytes) else None,
         algorithm if isinstance(algorithm, int | str) else None,
-        text,
+        envelope.payload,
     )
 
 
@@ -255,72 +248,66 @@ def verify_manifest(
             missing or not among ``trusted``; if it marks a header as critical that is not
             understood here; or if the signature is wrong. Nothing of it can be believed.
     """
-    protected, unprotected, text, signature = _open(payload, limits)
-    header = _read_header(protected)
+    envelope = _open(payload, limits)
+    header, unprotected = envelope.header, envelope.unprotected
     algorithm = _check_algorithm(header, unprotected)
     _check_critical(header, unprotected)
     key = _find_key(_check_key_id(header, unprotected), trusted)
     if _algorithm_of(key) is not algorithm:
         wanted = _algorithm_of(key).name
         raise BadManifest(f"manifest signed with {algorithm.name}, but its key is for {wanted}")
-    if len(signature) != _SIGNATURE_OCTETS:
-        raise BadManifest(f"signature of {len(signature)} octets, expected {_SIGNATURE_OCTETS}")
-    if not _signature_is_good(protected, text, signature, algorithm, key):
+    if (octets := len(envelope.signature)) != _SIGNATURE_OCTETS:
+        raise BadManifest(f"signature of {octets} octets, expected {_SIGNATURE_OCTETS}")
+    if not _signature_is_good(envelope, algorithm, key):
         raise BadManifest("the signature of the manifest is wrong")
-    return text
+    return envelope.payload
 
 
-def _open(
-    payload: bytes | bytearray | memoryview, limits: ManifestLimits
-) -> tuple[bytes, dict[Any, Any], bytes, bytes]:
-    """Return protected header (encoded), unprotected header, payload and signature."""
+def _open(payload: bytes | bytearray | memoryview, limits: ManifestLimits) -> Envelope:
     allowed = limits.octets + 2 * _MAX_HEADER_OCTETS
     if len(payload) > allowed:
         raise BadManifest(f"signed manifest of {len(payload)} octets, limit {allowed}")
+    rules = Rules(
+        kinds=(Kind.SIGN1,),
+        header_octets=_MAX_HEADER_OCTETS,
+        payload_octets=limits.octets,
+        tag_needed=False,
+        cwt_tag=False,
+    )
     try:
-        protected, unprotected, text, signature = _read_sign1(bytes(payload))
-    except _CborError as exc:
-        raise BadManifest(f"manifest.cose is not COSE_Sign1: {exc}") from None
-    if len(text) > limits.octets:
-        raise BadManifest(f"manifest of {len(text)} octets, limit {limits.octets}")
-    return protected, unprotected, text, signature
-
-
-def _read_header(protected: bytes) -> dict[Any, Any]:
-    try:
-        return _read_protected(protected)
-    except _CborError as exc:
-        raise BadManifest(f"manifest.cose is not COSE_Sign1: {exc}") from None
+        return open_envelope(bytes(payload), rules)
+    except BadCbor as exc:
+        raise BadManifest(f"manifest.cose is not COSE_Sign1 as it is taken: {exc}") from None
 
 
 def _check_algorithm(header: Mapping[Any, Any], unprotected: Mapping[Any, Any]) -> SigningAlgorithm:
-    if _Label.ALG in unprotected:
+    if Label.ALG in unprotected:
         raise BadManifest("the algorithm stands outside the protected header")
-    value = header.get(_Label.ALG)
+    value = header.get(Label.ALG)
     if type(value) is not int or value not in SigningAlgorithm._value2member_map_:
         raise BadManifest(f"algorithm is {value!r:.64}, expected -7 (ES256) or -8 (EdDSA)")
     return SigningAlgorithm(value)
 
 
 def _check_critical(header: Mapping[Any, Any], unprotected: Mapping[Any, Any]) -> None:
-    if _Label.CRIT in unprotected:
+    if Label.CRIT in unprotected:
         raise BadManifest("crit stands outside the protected header")
-    if _Label.CRIT not in header:
+    if Label.CRIT not in header:
         return
-    labels = header[_Label.CRIT]
+    labels = header[Label.CRIT]
     if not isinstance(labels, list) or not labels:
         raise BadManifest("crit is not an array of labels")
     for label in labels:
-        if type(label) is not int or label not in _Label._value2member_map_:
+        if type(label) is not int or label not in _UNDERSTOOD:
             raise BadManifest(f"the critical header {label!r:.64} is not understood")
         if label not in header:
             raise BadManifest(f"the critical header {label} is not in the protected header")
 
 
 def _check_key_id(header: Mapping[Any, Any], unprotected: Mapping[Any, Any]) -> bytes:
-    if _Label.KID in header and _Label.KID in unprotected:
+    if Label.KID in header and Label.KID in unprotected:
         raise BadManifest("the key identifier stands in both headers")
-    kid = header.get(_Label.KID, unprotected.get(_Label.KID))
+    kid = header.get(Label.KID, unprotected.get(Label.KID))
     if kid is None:
         raise BadManifest("the manifest names no key identifier")
     if not isinstance(kid, bytes) or not 1 <= len(kid) <= _MAX_KID_OCTETS:
@@ -335,16 +322,16 @@ def _find_key(kid: bytes, trusted: Mapping[bytes, PublicKey]) -> PublicKey:
         raise BadManifest(f"the manifest is signed by {kid.hex()}, which is not trusted") from None
 
 
-def _signature_is_good(
-    protected: bytes, text: bytes, signature: bytes, algorithm: SigningAlgorithm, key: PublicKey
-) -> bool:
+def _signature_is_good(envelope: Envelope, algorithm: SigningAlgorithm, key: PublicKey) -> bool:
     try:
         # Only what is signed goes to the library; of the protected header it needs the octets.
-        message = Sign1Message(phdr_encoded=protected, payload=text, key=_cose_public(key))
+        message = Sign1Message(
+            phdr_encoded=envelope.protected, payload=envelope.payload, key=_cose_public(key)
+        )
         # The library also takes names for labels. It must not see another algorithm than we do.
         if message.get_attr(AlgorithmHeader) is not _COSE_ALGORITHMS[algorithm]:
             raise BadManifest("the protected header has two algorithms")
-        message.signature = signature
+        message.signature = envelope.signature
         good: bool = message.verify_signature()
     except (CoseException, ValueError, TypeError) as exc:
         # Headers that are none of ours, of a type that the library does not expect.
@@ -376,139 +363,3 @@ def _cose_private(key: PrivateKey) -> OKPKey | EC2Key:
     if isinstance(key, Ed25519PrivateKey):
         return OKPKey(crv=Ed25519, d=key.private_bytes_raw())
     return EC2Key(crv=P256, d=key.private_numbers().private_value.to_bytes(32, "big"))
-
-
-class _CborError(ValueError):
-    """Not CBOR as it is accepted here."""
-
-
-def _read_sign1(octets: bytes) -> tuple[bytes, dict[Any, Any], bytes, bytes]:
-    """Return protected header (encoded), unprotected header, payload and signature."""
-    reader = _Cbor(octets)
-    major, value = reader.head()
-    if major == _Cbor.TAG:
-        if value != _SIGN1_TAG:
-            raise _CborError(f"tag {value}, expected {_SIGN1_TAG}")
-        major, value = reader.head()
-    if (major, value) != (_Cbor.ARRAY, 4):
-        raise _CborError("not an array of four elements")
-    protected = reader.byte_string("the protected header", _MAX_HEADER_OCTETS)
-    start = reader.at
-    unprotected = reader.value()
-    if not isinstance(unprotected, dict):
-        raise _CborError("the unprotected header is not a map")
-    if reader.at - start > _MAX_HEADER_OCTETS:
-        raise _CborError(f"headers of more than {_MAX_HEADER_OCTETS} octets")
-    text = reader.byte_string("the payload", len(octets))
-    signature = reader.byte_string("the signature", len(octets))
-    reader.expect_end()
-    return protected, unprotected, text, signature
-
-
-def _read_protected(octets: bytes) -> dict[Any, Any]:
-    if not octets:  # how RFC 9052 writes a protected header without parameters
-        return {}
-    reader = _Cbor(octets)
-    header = reader.value()
-    reader.expect_end()
-    if not isinstance(header, dict):
-        raise _CborError("the protected header is not a map")
-    return header
-
-
-class _Cbor:
-    """Reads the part of CBOR that headers are written in (RFC 8949).
-
-    Integers, strings, arrays, maps, booleans and null, of definite length. Tags, floats and
-    indefinite lengths are refused, as are maps with two equal keys. A length is compared with
-    what is left before anything is made of it, so reading takes time and memory in proportion
-    to the input.
-    """
-
-    UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP, TAG, SIMPLE = range(8)
-
-    _SIMPLE_VALUES: Mapping[int, bool | None] = {20: False, 21: True, 22: None}
-    _MAX_DEPTH = 8
-
-    def __init__(self, octets: bytes) -> None:
-        self._octets = octets
-        self.at = 0
-
-    def head(self) -> tuple[int, int]:
-        """Read one head: major type and argument."""
-        first = self._take(1)[0]
-        major, info = first >> 5, first & 0x1F
-        if info < 24:
-            return major, info
-        if info > 27:
-            raise _CborError("an indefinite length or a reserved head")
-        if major == self.SIMPLE:
-            raise _CborError("a float or an unassigned simple value")
-        return major, int.from_bytes(self._take(1 << (info - 24)), "big")
-
-    def byte_string(self, what: str, limit: int) -> bytes:
-        """Read a byte string of at most ``limit`` octets."""
-        major, length = self.head()
-        if major != self.BYTES:
-            raise _CborError(f"{what} is not a byte string")
-        if length > limit:
-            raise _CborError(f"{what} has {length} octets, limit {limit}")
-        return self._take(length)
-
-    def value(self, depth: int = 1) -> Any:
-        """Read one value with all that is in it."""
-        if depth > self._MAX_DEPTH:
-            raise _CborError(f"nested deeper than the limit of {self._MAX_DEPTH}")
-        major, argument = self.head()
-        match major:
-            case self.UNSIGNED:
-                return argument
-            case self.NEGATIVE:
-                return -1 - argument
-            case self.BYTES:
-                return self._take(argument)
-            case self.TEXT:
-                return self._text(argument)
-            case self.ARRAY:
-                self._check_room(argument)
-                return [self.value(depth + 1) for _ in range(argument)]
-            case self.MAP:
-                return self._map(argument, depth)
-            case self.SIMPLE if argument in self._SIMPLE_VALUES:
-                return self._SIMPLE_VALUES[argument]
-        raise _CborError("a tag" if major == self.TAG else f"the simple value {argument}")
-
-    def expect_end(self) -> None:
-        """Refuse octets after the value."""
-        if left := len(self._octets) - self.at:
-            raise _CborError(f"{left} octets too many")
-
-    def _map(self, pairs: int, depth: int) -> dict[Any, Any]:
-        self._check_room(2 * pairs)
-        read: dict[Any, Any] = {}
-        for _ in range(pairs):
-            key = self.value(depth + 1)
-            if type(key) not in (int, str):
-                raise _CborError("a map with a key that is neither integer nor text")
-            if key in read:
-                raise _CborError(f"a map with two keys {key!r:.64}")
-            read[key] = self.value(depth + 1)
-        return read
-
-    def _text(self, length: int) -> str:
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError:
-            raise _CborError("text that is not UTF-8") from None
-
-    def _check_room(self, values: int) -> None:
-        if values > len(self._octets) - self.at:  # each takes an octet at least
-            raise _CborError(f"{values} values in the {len(self._octets) - self.at} octets left")
-
-    def _take(self, length: int) -> bytes:
-        end = self.at + length
-        if end > len(self._octets):
-            raise _CborError(f"ends where {length} more octets were expected")
-        taken = self._octets[self.at : end]
-        self.at = end
-        return taken

@@ -19,6 +19,7 @@ from benchcases import (
     speed,
     spread,
     stalls,
+    ways,
 )
 from benchcases.case import GROWTH_MIB, PUBLICATIONS_SLOPE_MIB, Case, Options
 from benchcases.ends import Cache, End, Place
@@ -148,8 +149,8 @@ def _first_layer(case: Case, place: Place, options: Options) -> Result:
         producer.ask("publish", cache)
         with End(ConsumerEnd, place, port=producer.ask("port")) as consumer:
             for _ in range(options.pairs):
-                finished.append(consumer.ask("consume", cache))
-                eager.append(consumer.ask("consume", cache, eager=True))
+                finished.append(consumer.ask("consume", cache, eager=False))
+                eager.append(consumer.ask("consume", cache))
     # A layer waits for a signed manifest that lists it, so their distance decides.
     every_eighth, every_one = (_live(place, options.pairs, every) for every in (8, 1))
     firsts = [first_layer_s(run) for run in finished]
@@ -434,6 +435,7 @@ CASES: dict[str, Case] = {
         *stalls.CASES,
         *codecs.CASES,
         *depots.CASES,
+        *ways.CASES,
         *sealed.CASES,
     )
 }

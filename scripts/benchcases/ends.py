@@ -126,13 +126,10 @@ class EndFailed(Exception):
 
 
 class End:
-    """One end, as whoever measures sees it.
-
-    It runs in this Python, or in one that has the engine that it is to use.
-    """
+    """One end, as whoever measures sees it. It runs in the Python that its role asks for."""
 
     def __init__(self, role: type["Role"], place: Place, **options: Any) -> None:
-        python = python_with(engine())
+        python = role.python()
         self._pipe, theirs = Pipe()
         self._what = role.__name__
         self._is_frozen = False
@@ -227,6 +224,11 @@ class Role:
     def __init__(self, place: Place, **options: Any) -> None:
         self.place = place
         self._ticking = Ticking()
+
+    @staticmethod
+    def python() -> str:
+        """Return what it runs in: this Python, or one that has the engine that it is to use."""
+        return python_with(engine())
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Get ready."""

@@ -36,6 +36,12 @@ class Environment:
     stamp: str
     """What is written beside it once it is whole."""
 
+    any_python: bool = False
+    """Whether it is made with the Python that runs this, of whatever version."""
+
+    limit_s: float = INSTALL_LIMIT_S
+    """Seconds that making it may take."""
+
     def made(self) -> Path:
         """Return the folder of its commands. Who comes while it is being made waits for it.
 
@@ -48,9 +54,9 @@ class Environment:
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it has a deadline
             if not stamp.exists() or stamp.read_text() != self.stamp:
-                python = find_python()
+                python = Path(sys.executable) if self.any_python else find_python()
                 say(f"making {self.name}, with {self.requirements[-1]}: a minute or two")
-                deadline = time.monotonic() + INSTALL_LIMIT_S
+                deadline = time.monotonic() + self.limit_s
                 self._step([python, "-m", "venv", folder], deadline)
                 install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
                 self._step([folder / "bin" / "python", *install, *self.requirements], deadline)
@@ -68,7 +74,7 @@ class Environment:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Untold(f"{self.name} was not made within {INSTALL_LIMIT_S:g} s") from None
+            raise Untold(f"{self.name} was not made within {self.limit_s:g} s") from None
         if done.returncode:
             last = (done.stdout.strip() or "no output").splitlines()[-1]
             raise Untold(f"{self.name} cannot be made: {last}")
@@ -80,9 +86,21 @@ PEER = Environment(".venv-peer", ("aiomoqt==0.13.3", "aiopquic==0.6.1"), stamp="
 
 def picoquic() -> Environment:
     """Return the one of ends on picoquic: what kvcs needs, and that engine."""
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    needed = (*project["dependencies"], *project["optional-dependencies"]["picoquic"])
+    needed = _needed("picoquic")
     return Environment(".venv-picoquic", needed, stamp="\n".join(needed))
+
+
+def model() -> Environment:
+    """Return the one of an end that runs a model: what kvcs needs, and what runs that."""
+    needed = _needed("transformers")
+    return Environment(
+        ".venv-model", needed, stamp="\n".join(needed), any_python=True, limit_s=900.0
+    )
+
+
+def _needed(extra: str) -> tuple[str, ...]:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    return (*project["dependencies"], *project["optional-dependencies"][extra])
 
 
 @cache

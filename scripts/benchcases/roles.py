@@ -301,7 +301,7 @@ class ConsumerEnd(Role):
         cache: Cache,
         sink: str = "arrays",
         *,
-        eager: bool = False,
+        eager: bool = True,
         every: int = 0,
         other: int | None = None,
         layers: range | None = None,

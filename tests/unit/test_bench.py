@@ -22,7 +22,8 @@ CASES = [
     "memory", "soak-objects", "soak-publications", "slow-consumer", "spread", "relayed-1",
     "relayed-4", "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452",
     "steady-8900", "session", "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls",
-    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot", "sealed",
+    "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot", "first-layer-ways",
+    "sealed",
 ]  # fmt: skip
 
 #: What is promised of the speed. Each is measured five times, but for the last.
@@ -115,6 +116,30 @@ def test_an_unknown_case_is_refused_with_the_names_of_the_others() -> None:
 
     assert done.returncode == 2
     assert "goodput-8900" in done.stderr
+
+
+def test_the_ways_to_a_first_layer_are_told_in_one_table(part: Callable[[str], ModuleType]) -> None:
+    ways = part("ways")
+    times = {way: {"first_s": 0.0537, "all_s": 24.1182} for way in ways.WAYS}
+
+    assert ways.table([{"tokens": 2048, "mb": 47.2} | times]) == [
+        "tokens     MB            live s           fetch s            http s       recompute s",
+        "  2048   47.2      0.054 24.118      0.054 24.118      0.054 24.118      0.054 24.118",
+    ]
+
+
+def test_a_case_that_needs_a_model_says_why_it_cannot_be_had(
+    part: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways, figures, ends = part("ways"), part("figures"), part("ends")
+
+    def missing() -> str:
+        raise figures.Untold("no torch here")
+
+    monkeypatch.setattr(ways.ModelEnd, "python", staticmethod(missing))
+    case = part("cases").CASES["first-layer-ways"]
+    with ends.made_place() as place, pytest.raises(figures.Untold, match="no torch here"):
+        case.run(case, place, part("case").Options())
 
 
 @pytest.mark.network

@@ -6,16 +6,30 @@ and for each subject, so that whoever registers most takes nobody's place.
 What is told may be wrong, since holders say it of themselves: who believes it loses time, never
 correctness, because what is had from a holder is verified.
 
+What takes long is done in turns: methods that end in ``_in_turns`` are generators that yield
+between two, so that whoever runs an event loop can let others go on; the others do all at once.
+What is told is right between any two turns. A holder that is being registered has some of its
+blocks told before the others; one that is gone is told no more at once, and taken off the lists of
+its blocks later.
+
 A key says where in its context a block stands, since each key is made from the one before. So a
 holder that has the block of a key has, from its first block on, all those before it.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from kvcs.kvsp.http.questions import Found, Longest
+from kvcs.kvsp.http.questions import Chain, Found, Longest
 from kvcs.kvsp.http.records import Candidate, Holding
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+#: Keys that are looked up, and that are listed or taken off lists, in one turn.
+ASKED_AT_ONCE, LISTED_AT_ONCE = 256, 4096
 
 #: A scope and a model: what keys are looked up in.
 Shelf = tuple[bytes, bytes]
@@ -56,6 +70,12 @@ class _Entry:
     holding: Holding
     expires_at: float
     serial: int
+    is_gone: bool = False
+    """Whether it is told no more: withdrawn, said anew, or its lease was seen to be over."""
+
+    def is_told(self, now: float) -> bool:
+        """Whether it is told to who asks now."""
+        return not self.is_gone and self.expires_at > now
 
 
 @dataclass(slots=True)
@@ -78,8 +98,12 @@ class Directory:
     _entries: dict[tuple[str, bytes, Shelf], _Entry] = field(default_factory=dict)
     # Those of one key in order of registration. Each list is bounded.
     _by_key: dict[Shelf, dict[bytes, list[_Entry]]] = field(default_factory=dict)
+    # Those of one publication likewise.
+    _by_publication: dict[tuple[Shelf, bytes], list[_Entry]] = field(default_factory=dict)
     _uses: dict[str, _Use] = field(default_factory=dict)
     _expiries: list[tuple[float, int, _Entry]] = field(default_factory=list)
+    # Those that are gone, and how many of their keys were taken off the lists.
+    _leaving: deque[tuple[_Entry, int]] = field(default_factory=deque)
     _keys: int = 0
     _serial: int = 0
 
@@ -121,7 +145,22 @@ class Directory:
         Raises:
             Full: If there is no room. What was registered before stays as it was.
         """
-        self.expire(now)
+        return _at_once(
+            self.register_in_turns(subject, holder_id, shelf, holding, lease_s=lease_s, now=now)
+        )
+
+    def register_in_turns(
+        self,
+        subject: str,
+        holder_id: bytes,
+        shelf: Shelf,
+        holding: Holding,
+        *,
+        lease_s: float,
+        now: float,
+    ) -> Generator[None, None, tuple[bool, float]]:
+        """As :meth:`register`. Run it to its end, or not all blocks are told."""
+        yield from self._expire_in_turns(now)
         ref = subject, holder_id, shelf
         before = self._entries.get(ref)
         self._check_room(subject, before, holding)
@@ -129,28 +168,31 @@ class Directory:
             self._remove(before)
         lease_s = min(lease_s, self.limits.max_lease_s)
         self._serial += 1
-        by_key = self._by_key.setdefault(shelf, {})
         entry = _Entry(ref, holding, now + lease_s, self._serial)
-        for key in holding.keys:
-            listed = by_key.setdefault(key, [])
-            if len(listed) == self.limits.max_holders_of_key:
-                del listed[0]
-            listed.append(entry)
         self._entries[ref] = entry
         self._keys += holding.blocks
         use = self._uses.setdefault(subject, _Use())
         use.holders += 1
         use.keys += holding.blocks
         self._note_expiry(entry)
+        if (publication := holding.publication_id) is not None:
+            self._list(self._by_publication.setdefault((shelf, publication), []), entry)
+        for start in range(0, holding.blocks, LISTED_AT_ONCE):
+            if entry.is_gone:
+                break  # what is listed of it by now is taken off the lists again
+            by_key = self._by_key.setdefault(shelf, {})
+            for key in holding.keys[start : start + LISTED_AT_ONCE]:
+                self._list(by_key.setdefault(key, []), entry)
+            yield
+        yield from self._unlist_in_turns()
         return before is None, lease_s
 
     def renew(
         self, subject: str, holder_id: bytes, shelf: Shelf, *, lease_s: float, now: float
     ) -> float | None:
         """Have a holder listed for longer; return the seconds, ``None`` if it is not registered."""
-        self.expire(now)
         entry = self._entries.get((subject, holder_id, shelf))
-        if entry is None:
+        if entry is None or not entry.is_told(now):
             return None
         lease_s = min(lease_s, self.limits.max_lease_s)
         entry.expires_at = now + lease_s
@@ -159,20 +201,27 @@ class Directory:
 
     def withdraw(self, subject: str, holder_id: bytes, shelf: Shelf) -> bool:
         """List a holder no more; return whether it was listed."""
+        return _at_once(self.withdraw_in_turns(subject, holder_id, shelf))
+
+    def withdraw_in_turns(
+        self, subject: str, holder_id: bytes, shelf: Shelf
+    ) -> Generator[None, None, bool]:
+        """As :meth:`withdraw`."""
         entry = self._entries.get((subject, holder_id, shelf))
         if entry is None:
             return False
         self._remove(entry)
+        yield from self._unlist_in_turns()
         return True
 
     def expire(self, now: float) -> int:
         """Let go of those whose lease is over; return how many."""
-        gone = 0
-        while self._expiries and self._expiries[0][0] <= now:
-            _, _, entry = heapq.heappop(self._expiries)
-            if self._entries.get(entry.ref) is entry and entry.expires_at <= now:
-                self._remove(entry)
-                gone += 1
+        return _at_once(self.expire_in_turns(now))
+
+    def expire_in_turns(self, now: float) -> Generator[None, None, int]:
+        """As :meth:`expire`."""
+        gone = yield from self._expire_in_turns(now)
+        yield from self._unlist_in_turns()
         return gone
 
     def next_deadline(self) -> float | None:
@@ -183,11 +232,19 @@ class Directory:
 
     def look_up(self, shelf: Shelf, keys: Sequence[bytes], *, limit: int, now: float) -> Found:
         """Say who holds each of some blocks, complete holders first, then the newest."""
-        by_key = self._by_key.get(shelf, {})
+        return _at_once(self.look_up_in_turns(shelf, keys, limit=limit, now=now))
+
+    def look_up_in_turns(
+        self, shelf: Shelf, keys: Sequence[bytes], *, limit: int, now: float
+    ) -> Generator[None, None, Found]:
+        """As :meth:`look_up`."""
         numbers: dict[_Entry, int] = {}
         told: dict[bytes, tuple[int, ...]] = {}
-        for key in dict.fromkeys(keys):
-            live = [entry for entry in by_key.get(key, ()) if entry.expires_at > now]
+        for count, key in enumerate(dict.fromkeys(keys)):
+            if count and not count % ASKED_AT_ONCE:
+                yield
+            listed = self._by_key.get(shelf, {}).get(key, ())
+            live = [entry for entry in listed if entry.is_told(now)]
             best = heapq.nsmallest(limit, live, key=_preference) if len(live) > 1 else live
             for entry in best:
                 if len(numbers) < self.limits.max_holders_told:
@@ -218,16 +275,39 @@ class Directory:
             now: The time.
             following: Whether to tell the keys that each has behind those of the chain.
         """
-        by_key = self._by_key.get(shelf, {})
+        return _at_once(
+            self.longest_in_turns(shelf, keys, limit=limit, now=now, following=following)
+        )
+
+    def longest_in_turns(
+        self,
+        shelf: Shelf,
+        keys: Sequence[bytes],
+        *,
+        limit: int,
+        now: float,
+        following: bool = False,
+    ) -> Generator[None, None, Longest]:
+        """As :meth:`longest`."""
         covers: dict[_Entry, int] = {}
-        from_start = 0
+        found = [0, 0]  # that begin with the chain, and that begin later
         for index in range(len(keys) - 1, -1, -1):
-            if from_start >= limit:
+            if found[0] >= limit:
                 break
-            for entry in by_key.get(keys[index], ()):
-                if entry.expires_at > now and entry not in covers and _is_at(entry, keys, index):
+            if index and not index % ASKED_AT_ONCE:
+                yield
+            # Of those that begin later, too, the first that are found are the ones that cover most.
+            has_room = found[1] < limit
+            for entry in self._by_key.get(shelf, {}).get(keys[index], ()):
+                begins_later = entry.holding.first_block > 0
+                if (
+                    entry.is_told(now)
+                    and (has_room or not begins_later)
+                    and entry not in covers
+                    and _is_at(entry, keys, index)
+                ):
                     covers[entry] = index + 1
-                    from_start += entry.holding.first_block == 0
+                    found[begins_later] += 1
         best = sorted(
             covers,
             key=lambda one: (one.holding.first_block > 0, -covers[one], *_preference(one)),
@@ -240,6 +320,16 @@ class Directory:
             room -= len(behind) if is_told else 0
             told.append(_candidate(entry, now, covers[entry], behind if is_told else None))
         return Longest(tuple(told))
+
+    def chain(self, shelf: Shelf, publication_id: bytes, *, now: float) -> Chain | None:
+        """Say which blocks a publication has; ``None`` if nobody has said so.
+
+        Of several holders one that begins first is believed, of those one that has most blocks.
+        """
+        entries = self._by_publication.get((shelf, publication_id), ())
+        live = [entry.holding for entry in entries if entry.is_told(now)]
+        best = min(live, key=lambda one: (one.first_block, -one.blocks), default=None)
+        return None if best is None else Chain(best.first_block, best.keys)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -256,6 +346,42 @@ class Directory:
             if wanted > limit:
                 raise Full(f"limit of {limit} {what}")
 
+    def _list(self, listed: list[_Entry], entry: _Entry) -> None:
+        if len(listed) == self.limits.max_holders_of_key:
+            # One that is gone first.
+            del listed[next((at for at, one in enumerate(listed) if one.is_gone), 0)]
+        listed.append(entry)
+
+    def _expire_in_turns(self, now: float) -> Generator[None, None, int]:
+        """Tell those no more whose lease is over; return how many."""
+        gone = seen = 0
+        while self._expiries and self._expiries[0][0] <= now:
+            _, _, entry = heapq.heappop(self._expiries)
+            if self._entries.get(entry.ref) is entry and entry.expires_at <= now:
+                self._remove(entry)
+                gone += 1
+            seen += 1
+            if not seen % LISTED_AT_ONCE:
+                yield
+        return gone
+
+    def _unlist_in_turns(self) -> Generator[None, None, None]:
+        """Take those that are gone off the lists of their blocks."""
+        while self._leaving:
+            room = LISTED_AT_ONCE
+            while self._leaving and room > 0:
+                entry, at = self._leaving.popleft()
+                shelf, keys = entry.ref[2], entry.holding.keys
+                by_key = self._by_key.get(shelf, {})
+                for key in keys[at : at + room]:
+                    _unlist(by_key, key, entry)
+                if not by_key:
+                    self._by_key.pop(shelf, None)
+                if at + room < len(keys):
+                    self._leaving.appendleft((entry, at + room))
+                room -= max(len(keys) - at, 1)
+            yield
+
     def _note_expiry(self, entry: _Entry) -> None:
         self._serial += 1
         heapq.heappush(self._expiries, (entry.expires_at, self._serial, entry))
@@ -265,23 +391,37 @@ class Directory:
             heapq.heapify(self._expiries)
 
     def _remove(self, entry: _Entry) -> None:
+        """Tell a holder no more, and make room for others."""
         subject, _, shelf = entry.ref
+        entry.is_gone = True
         del self._entries[entry.ref]
-        by_key = self._by_key[shelf]
-        for key in entry.holding.keys:
-            # It may have been displaced there, and the others be gone by now.
-            if listed := [other for other in by_key.get(key, ()) if other is not entry]:
-                by_key[key] = listed
-            else:
-                by_key.pop(key, None)
-        if not by_key:
-            del self._by_key[shelf]
+        self._leaving.append((entry, 0))
+        if (publication := entry.holding.publication_id) is not None:
+            _unlist(self._by_publication, (shelf, publication), entry)
         self._keys -= entry.holding.blocks
         use = self._uses[subject]
         use.holders -= 1
         use.keys -= entry.holding.blocks
         if not use.holders:
             del self._uses[subject]
+
+
+def _at_once(turns: Generator[None, None, T]) -> T:
+    """Do in one turn what could be done in several."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+
+def _unlist(lists: dict[K, list[_Entry]], key: K, entry: _Entry) -> None:
+    """List a holder no more: it may have been displaced there, and the others be gone by now."""
+    if listed := [other for other in lists.get(key, ()) if other is not entry]:
+        lists[key] = listed
+    else:
+        lists.pop(key, None)
 
 
 def _preference(entry: _Entry) -> tuple[bool, int]:

@@ -11,9 +11,16 @@ import orjson
 
 from kvcs.errors import NotFound
 from kvcs.kvsp.http.client import ClientOptions, HttpClient, bad_answer
-from kvcs.kvsp.http.questions import USUALLY_TOLD, Found, Lease, Longest, LookupQuestion
+from kvcs.kvsp.http.questions import (
+    USUALLY_TOLD,
+    Chain,
+    Found,
+    Lease,
+    Longest,
+    LookupQuestion,
+)
 from kvcs.kvsp.http.records import BadRecord, Holding
-from kvcs.kvsp.http.routes import model_path
+from kvcs.kvsp.http.routes import chain_path, model_path
 from kvcs.kvsp.http.uris import ServiceUri
 from moqt.aio import ClientTls
 
@@ -21,6 +28,8 @@ from moqt.aio import ClientTls
 _ANSWER_OCTETS = 4 << 20
 _ANSWER_OCTETS_OF_KEY = 512
 _FOLLOWING_OCTETS = 8 << 20
+#: Blocks of one publication, and the octets that their keys take.
+_CHAIN_KEYS, _CHAIN_OCTETS = 65_536, 8 << 20
 
 
 class IndexClient:
@@ -111,6 +120,28 @@ class IndexClient:
         body = await self._ask("longest", compatibility_id, chain, limit, following, timeout_s)
         try:
             return Longest.parse(body, octets=len(body), keys=len(chain))
+        except BadRecord as exc:
+            raise bad_answer(f"{self.uri}: {exc}") from None
+
+    async def chain(
+        self, compatibility_id: bytes, publication_id: bytes, *, timeout_s: float | None = None
+    ) -> Chain | None:
+        """Ask which blocks a publication has; ``None`` if nobody has said so, or we may not ask.
+
+        The keys are one holder's word: hold them against the digest that a manifest states.
+
+        Args:
+            compatibility_id: The model.
+            publication_id: The publication.
+            timeout_s: See the class.
+        """
+        path = chain_path(self._scope_id, compatibility_id, publication_id)
+        try:
+            answer = await self._http.ask("GET", path, limit=_CHAIN_OCTETS, timeout_s=timeout_s)
+        except NotFound:
+            return None
+        try:
+            return Chain.parse(answer.body, octets=_CHAIN_OCTETS, max_keys=_CHAIN_KEYS)
         except BadRecord as exc:
             raise bad_answer(f"{self.uri}: {exc}") from None
 

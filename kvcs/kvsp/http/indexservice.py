@@ -4,7 +4,7 @@ What is listed, for how long and for whom is decided by :mod:`kvcs.kvsp.http.dir
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from kvcs.kvsp.http.routes import Routes
 from kvcs.kvsp.http.service import Call, Handler
 from kvcs.kvsp.http.tokens import Right
 from kvcs.kvsp.http.uris import PublicationUri
+from kvcs.profile.naming import PUBLICATION_ID_OCTETS
 from kvcs.telemetry import Counter, Counters
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class IndexService:
         return {
             Routes.LOOK_UP: self._look_up,
             Routes.LONGEST: self._longest,
+            Routes.CHAIN: self._chain,
             Routes.HOLDER: self._holder,
             Routes.LEASE: self._lease,
         }
@@ -74,17 +76,33 @@ class IndexService:
         if shelf is None:
             found = Found((), ((),) * len(asked.keys))
         else:
-            found = self.directory.look_up(shelf, asked.keys, limit=asked.limit, now=_now())
-        return _json(found.body())
+            found = await _in_turns(
+                self.directory.look_up_in_turns(shelf, asked.keys, limit=asked.limit, now=_now())
+            )
+        return _json(await _made(found.body, len(asked.keys)))
 
     async def _longest(self, call: Call) -> web.StreamResponse:
         asked, shelf = await self._question(call)
         if shelf is None:
             return _json(Longest(()).body())
-        found = self.directory.longest(
-            shelf, asked.keys, limit=asked.limit, now=_now(), following=asked.following
+        found = await _in_turns(
+            self.directory.longest_in_turns(
+                shelf, asked.keys, limit=asked.limit, now=_now(), following=asked.following
+            )
         )
-        return _json(found.body())
+        told = sum(len(one.following or ()) for one in found.candidates)
+        return _json(await _made(found.body, told))
+
+    async def _chain(self, call: Call) -> web.StreamResponse:
+        _no_query(call)
+        shelf = call.scope_id, call.compatibility_id
+        publication_id = call.variable("published", PUBLICATION_ID_OCTETS)
+        found = None
+        if call.bearer.may(Right.READ, *shelf):
+            found = self.directory.chain(shelf, publication_id, now=_now())
+        if found is None:
+            raise Refused(Problem.NOT_FOUND)
+        return _json(await _made(found.body, len(found.keys)))
 
     async def _question(self, call: Call) -> tuple[LookupQuestion, tuple[bytes, bytes] | None]:
         """Return what is asked, and about what; ``None`` if the token is not good for that.
@@ -96,7 +114,7 @@ class IndexService:
         octets = 1024 + _KEY_OCTETS * limit
         body = await call.body(octets)
         asked = await _read(body, lambda: LookupQuestion.parse(body, octets=octets, max_keys=limit))
-        self._expire()
+        await self._expire()
         shelf = call.scope_id, call.compatibility_id
         return asked, shelf if call.bearer.may(Right.READ, *shelf) else None
 
@@ -106,7 +124,7 @@ class IndexService:
         shelf, holder_id = self._may_write(call)
         if call.request.method == "DELETE":
             # Whether it was listed makes no difference: it is not, now.
-            self.directory.withdraw(call.bearer.subject, holder_id, shelf)
+            await _in_turns(self.directory.withdraw_in_turns(call.bearer.subject, holder_id, shelf))
             return web.Response(status=204)
         limit = self._limits.max_keys_registered
         octets = 8192 + _KEY_OCTETS * limit
@@ -118,10 +136,12 @@ class IndexService:
             name = holding.uri.name
             if (name.scope_id, name.compatibility_id) != shelf:
                 raise Refused(Problem.BAD_REQUEST, "the MOQT URI names another scope or model")
-        self._expire()
+        await self._expire()
         try:
-            is_new, lease_s = self.directory.register(
-                call.bearer.subject, holder_id, shelf, holding, lease_s=lease_s, now=_now()
+            is_new, lease_s = await _in_turns(
+                self.directory.register_in_turns(
+                    call.bearer.subject, holder_id, shelf, holding, lease_s=lease_s, now=_now()
+                )
             )
         except Full as exc:
             raise Refused(Problem.FULL, str(exc), {"Retry-After": "10"}) from None
@@ -132,7 +152,7 @@ class IndexService:
         shelf, holder_id = self._may_write(call)
         body = await call.body(1024)
         wish = await _read(body, lambda: Lease.parse(body))
-        self._expire()
+        await self._expire()
         lease_s = self.directory.renew(
             call.bearer.subject, holder_id, shelf, lease_s=wish.lease_s, now=_now()
         )
@@ -149,8 +169,8 @@ class IndexService:
             raise Refused(Problem.FORBIDDEN)
         return shelf, holder_id
 
-    def _expire(self) -> None:
-        if gone := self.directory.expire(_now()):
+    async def _expire(self) -> None:
+        if gone := await _in_turns(self.directory.expire_in_turns(_now())):
             self._counters.add(Counter.HOLDERS_EXPIRED, gone)
 
 
@@ -160,6 +180,26 @@ async def _read(body: bytes, read: Callable[[], T]) -> T:
         return read() if len(body) <= _READ_AT_ONCE else await asyncio.to_thread(read)
     except BadRecord as exc:
         raise Refused(Problem.BAD_REQUEST, str(exc)) from None
+
+
+async def _in_turns(turns: Generator[None, None, T]) -> T:
+    """Do something in turns, and let others go on between them. It is never left half done."""
+    try:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    except asyncio.CancelledError:
+        for _ in turns:
+            pass
+        raise
+
+
+async def _made(make: Callable[[], bytes], keys: int) -> bytes:
+    """Return the JSON of so many keys, made in a thread if it is long."""
+    return make() if keys * _KEY_OCTETS <= _READ_AT_ONCE else await asyncio.to_thread(make)
 
 
 def _no_query(call: Call) -> None:

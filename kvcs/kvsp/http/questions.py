@@ -4,7 +4,7 @@ Bodies in JSON, read strictly (see :mod:`kvcs.kvsp.http.records`).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import orjson
@@ -254,6 +254,36 @@ class Longest:
         if members["blocks"] != answer.blocks:
             raise BadRecord("blocks is not what the candidates cover at most")
         return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The answer to which blocks a publication has, as one of its holders says."""
+
+    first_block: int
+    """Index of its first block in the whole context."""
+
+    keys: tuple[bytes, ...] = field(repr=False)
+    """The Block Keys of its blocks, one after the other."""
+
+    def body(self) -> bytes:
+        """Return what :meth:`parse` reads."""
+        return orjson.dumps(
+            {"first_block": self.first_block, "keys": [key.hex() for key in self.keys]}
+        )
+
+    @classmethod
+    def parse(cls, text: bytes, *, octets: int, max_keys: int) -> Self:
+        """Read an answer.
+
+        Raises:
+            BadRecord: If it is none.
+        """
+        members = read_object(
+            text, octets=octets, values=max_keys + 16, required=("first_block", "keys")
+        )
+        first_block = read_count("first_block", members["first_block"], MAX_BLOCKS, least=0)
+        return cls(first_block, read_keys(members["keys"], max_keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,13 @@ class Holding:
         """How many blocks it has."""
         return len(self.keys)
 
+    @property
+    def publication_id(self) -> bytes | None:
+        """Which publication all of it is of, if it says so."""
+        if isinstance(self.uri, PublicationUri):
+            return self.uri.name.publication_id
+        return self.publication
+
     def json(self, lease_s: float) -> dict[str, Any]:
         """Return the body of a registration."""
         return {
@@ -324,15 +331,15 @@ def read_lease(value: object, *, least: float = 0.1) -> float:
     return float(value)
 
 
-def read_count(name: str, value: object, limit: int) -> int:
-    """Read an integer of 1 to ``limit``.
+def read_count(name: str, value: object, limit: int, *, least: int = 1) -> int:
+    """Read an integer of ``least`` to ``limit``.
 
     Raises:
         BadRecord: If it is none.
     """
     count = _integer(name, value)
-    if not 1 <= count <= limit:
-        raise BadRecord(f"{name} is {count}, expected 1 to {limit}")
+    if not least <= count <= limit:
+        raise BadRecord(f"{name} is {count}, expected {least} to {limit}")
     return count
 
 

@@ -43,6 +43,7 @@ class Routes(Enum):
     BATCH = Route("batch", Part.BLOCKS, ("POST",), _MODEL + "/blocks", Right.READ)
     LOOK_UP = Route("look-up", Part.INDEX, ("POST",), _MODEL + "/look-up", Right.READ)
     LONGEST = Route("longest", Part.INDEX, ("POST",), _MODEL + "/longest", Right.READ)
+    CHAIN = Route("chain", Part.INDEX, ("GET",), _MODEL + "/publications/{published}", Right.READ)
     HOLDER = Route(
         "holder", Part.INDEX, ("PUT", "DELETE"), _MODEL + "/holders/{holder}", Right.WRITE
     )
@@ -55,6 +56,7 @@ VARIABLES = {
     "compatibility": "[0-9a-f]{64}",
     "key": "[0-9a-f]{64}",
     "layer": "(?:0|[1-9][0-9]{0,4})",
+    "published": "[0-9a-f]{32}",
     "holder": "[0-9a-f]{32}",
 }
 
@@ -67,6 +69,11 @@ def model_path(scope_id: bytes, compatibility_id: bytes) -> str:
 def container_path(name: BlockName) -> str:
     """Return the path of a whole block."""
     return f"{model_path(name.scope_id, name.compatibility_id)}/blocks/{name.block_key.hex()}"
+
+
+def chain_path(scope_id: bytes, compatibility_id: bytes, publication_id: bytes) -> str:
+    """Return the path of the Block Keys of a publication."""
+    return f"{model_path(scope_id, compatibility_id)}/publications/{publication_id.hex()}"
 
 
 def layer_path(name: BlockName, layer: int) -> str:

@@ -34,7 +34,7 @@ OPERATIONS = [
 ]
 #: Requests for each operation and each way to ask.
 EXAMPLES = 60
-HOLDER = "68" * 16
+HOLDER, PUBLISHED = "68" * 16, "70" * 16
 
 pytestmark = pytest.mark.network
 
@@ -86,6 +86,7 @@ def about_what_there_is(case: Any, stage: Stage, data: st.DataObject) -> None:
     case.path_parameters |= {"scope": scope, "compatibility": compat}
     if data.draw(st.sampled_from([True, True, False])):
         there = {"key": stage.names[1].block_key.hex(), "layer": 2, "holder": HOLDER}
+        there["published"] = PUBLISHED
         case.path_parameters |= {n: v for n, v in there.items() if n in case.path_parameters}
         case.query.pop("publication", None)
         case.headers.pop("If-Match", None)
@@ -126,12 +127,13 @@ def test_the_services_do_what_their_description_says(
         statuses[response.status_code] += 1
 
     there: Any
-    if operation.path.endswith("/lease"):
+    if operation.path.endswith(("/lease", "/publications/{published}")):
         model = operation.path.partition("{scope}")[0] + f"{SCOPE.scope_id.hex()}/{COMPAT.hex()}"
         there = {"uri": "https://host", "first_block": 0, "keys": ["6b" * 32], "layers": [[0, 0]]}
         session.put(
             f"{stage.base}{model}/holders/{HOLDER}",
-            json=there | {"encodings": ["raw"], "complete": True, "lease_s": 3600},
+            json=there
+            | {"encodings": ["raw"], "complete": True, "lease_s": 3600, "publication": PUBLISHED},
             headers={"Authorization": f"Bearer {WRITER}"},
         ).raise_for_status()
     ask()

@@ -12,6 +12,7 @@ import pytest
 from kvcs.errors import NotFound, ServiceFailed, ServiceFault
 from kvcs.kvsp.http.directory import Directory, DirectoryLimits
 from kvcs.kvsp.http.indexclient import IndexClient
+from kvcs.kvsp.http.questions import Chain
 from kvcs.kvsp.http.records import Holding, Runs
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
 from kvcs.profile.naming import PublicationName
@@ -93,6 +94,20 @@ async def test_a_publication_longer_than_the_prompt_is_found_in_one_question(
     assert one.uri.name.anchor_key == KEYS[8]  # which who asked cannot compute
     assert (longest.blocks, one.covers, one.blocks) == (6, 6, 9)
     assert one.following == tuple(KEYS[6:9])
+
+
+async def test_the_blocks_of_a_publication_are_told_to_who_does_not_know_its_tokens(
+    certificates: CertificateFiles,
+) -> None:
+    async with on_stage(certificates) as stage, stage.index() as index:
+        await index.register(COMPAT, ID, publication(9, 1), lease_s=60)
+        await index.register(COMPAT, b"i" * 16, service(5), lease_s=60)
+        async with stage.index(READER) as reader, stage.index(FOREIGNER) as stranger:
+            found = [await reader.chain(COMPAT, bytes([n]) * 16) for n in (1, 2, *b"p")]
+            nothing = await stranger.chain(COMPAT, bytes([1]) * 16)
+
+    assert found == [Chain(0, tuple(KEYS[:9])), None, Chain(0, tuple(KEYS[:5]))]
+    assert nothing is None
 
 
 async def test_a_lease_ends_and_its_holder_is_told_so(certificates: CertificateFiles) -> None:

@@ -16,8 +16,7 @@ from kvcs.kvsp.http.records import Runs
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
 from kvcs.kvsp.layout import Layout
 from moqt.aio import ClientTls
-from moqt.aio.tls import CertificateFiles
-from tests.integration.http.scene import READER, WRITER
+from tests.integration.http.scene import READER
 from tests.integration.http.scene import on_stage as service_on_stage
 from tests.integration.http.test_index_command import index_command
 from tests.integration.http.test_retrieval_over_http import holder
@@ -32,21 +31,6 @@ COMPAT_ID = SCOPE.compatibility_id(COMPAT)
 KEYS = SCOPE.block_keys(COMPAT, TOKENS)
 #: Somebody whose prompt goes another way after three blocks.
 CHAIN = SCOPE.block_keys(COMPAT, [*TOKENS[:12], *range(900, 912)])
-
-
-@pytest.fixture
-def desk(tmp_path: Path, certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.chdir(tmp_path)  # where no kvcs.toml is
-    made = Desk(tmp_path, certificates)
-    scope = SCOPE.scope_id.hex()
-    for name, text in (
-        ("tokens", f"{scope} read {READER}\n{scope} read,write {WRITER}\n"),
-        ("mine.token", WRITER + "\n"),
-    ):
-        made.write(name, text)
-        Path(made[name]).chmod(0o600)
-    Path(made["cache.json"]).chmod(0o644)
-    return made
 
 
 def produce(desk: Desk, index_port: int, *more: str) -> list[str]:

@@ -2,17 +2,19 @@
 
 import pytest
 
+from kvcs.consumer.events import ObjectRejected
 from kvcs.consumer.retrieval import consume
 from kvcs.consumer.services import HttpSections
 from kvcs.kvsp.http.holder import MemoryHolder
 from kvcs.producer.answers import Answers
 from kvcs.producer.blocks import PublishedBlocks
 from kvcs.store.source import ArraySource
+from kvcs.telemetry import Counter
 from kvcs.trust.scope import Protection, Scope
 from moqt.aio.tls import CertificateFiles
 from tests.integration.http.scene import FOREIGNER, READER
 from tests.integration.http.scene import on_stage as service_on_stage
-from tests.integration.kvcs.faults import copied, standing
+from tests.integration.kvcs.faults import copied, other_run, standing
 from tests.integration.kvcs.scene import (
     BLOCKS,
     COMPAT,
@@ -24,6 +26,7 @@ from tests.integration.kvcs.scene import (
     CountingSink,
     expectations,
     filled,
+    of_kind,
     on_stage,
     tensors,
 )
@@ -116,6 +119,35 @@ async def test_what_a_service_has_in_clear_is_not_taken_in_a_scope_that_seals(
     failed = assert_exact(events, sink)
     assert failed.summary.unopened == BLOCKS
     assert {gap.first_layer for gap in failed.missing} == {3}
+
+
+async def test_of_several_publications_that_a_service_has_the_one_that_is_missing_is_taken(
+    certificates: CertificateFiles,
+) -> None:
+    """The newest one was computed otherwise, and would be served to who does not say."""
+    sink, answers = CountingSink(), Answers(SCOPE.scope_id)
+    async with on_stage(certificates) as scene:
+        publication = await filled(scene.open())
+        answers.add(publication)
+        answers.add(await other_run(scene.open()))
+        copy = copied(publication, lacks=LACKS)
+        async with (
+            service_on_stage(certificates, holder=PublishedBlocks(answers)) as stage,
+            stage.blocks(READER) as client,
+            standing(certificates, copy) as stand_in,
+            consume(
+                expectations(),
+                [stand_in.spec],
+                sink,
+                blocks=[HttpSections(client)],
+                settings=QUICK,
+            ) as retrieval,
+        ):
+            events = await rest_of(retrieval)
+            assert stage.counters[Counter.HTTP_REQUESTS] == 1
+
+    assert_whole(events, sink)
+    assert of_kind(events, ObjectRejected) == []
 
 
 async def test_what_a_service_has_of_another_computation_is_not_taken(

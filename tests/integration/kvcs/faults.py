@@ -235,6 +235,8 @@ class Blocks:
 
     damages: frozenset[tuple[int, int]] = frozenset()
     asked: list[SectionKey] = field(default_factory=list)
+    publications: set[bytes] = field(default_factory=set)
+    """Whose Objects were missing."""
 
     async def sections(
         self,
@@ -242,11 +244,13 @@ class Blocks:
         compatibility_id: bytes,
         wanted: Sequence[SectionKey],
         layout: Layout,
+        publication_id: bytes,
     ) -> AsyncGenerator[Section, None]:
         expected = expectations()
         assert scope_id == expected.scope_key.scope_id
         assert compatibility_id == expected.scope_key.compatibility_id(COMPAT)
         self.asked += wanted
+        self.publications.add(publication_id)
         for key in wanted:
             if self.stalls:
                 await asyncio.Event().wait()

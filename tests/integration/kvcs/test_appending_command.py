@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from kvcs.cli import demo_model
 from kvcs.cli.main import main
+from kvcs.connectors import transformers as adapter
 from tests.integration.kvcs.desk import Desk, event_of, started
 from tests.integration.kvcs.scene import (
     BLOCK_TOKENS,
@@ -78,7 +80,6 @@ def test_the_prompt_of_what_is_appended_to_is_the_prefix(desk: Desk, tmp_path: P
         (["--append", "5"], "--append is 5, expected 0 to 4 of 5 blocks"),
         (["--append", "2", "--segments", "4"], "--segments is 4, expected 1 to 3"),
         (["--segments", "0"], "--segments is 0"),
-        (["--model", "--append", "1"], "not for --model"),
     ],
 )
 def test_a_demonstration_that_cannot_be_is_refused(
@@ -86,3 +87,39 @@ def test_a_demonstration_that_cannot_be_is_refused(
 ) -> None:
     assert main(["demo", desk["cache.safetensors"], *flags]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("segments", "append"), [(1, 0), (3, 2)])
+async def test_a_model_goes_on_elsewhere_from_what_it_said_here(segments: int, append: int) -> None:
+    for needed in ("torch", "transformers", "gguf"):
+        pytest.importorskip(needed, reason=f"needs the extra `transformers`: {needed} is missing")
+    flags = ["--segments", str(segments), "--append", str(append)]
+    async with started(["demo", "--model", "--json", *flags]) as demo, asyncio.timeout(500):
+        assert demo.stdout is not None
+        events = [json.loads(line) async for line in demo.stdout]
+        assert await demo.wait() == 0
+
+    last = events[-1]
+    assert (last["event"], last["identical"], last["appended"]) == ("demo-complete", True, append)
+    assert (last["tokens_compared"], last["duplicates"]) == (32, 0)
+
+
+def test_a_model_appends_no_more_blocks_than_it_may(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Words:
+        """Stands for a tokenizer: a token for each word."""
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": list(range(len(text.split())))}
+
+    monkeypatch.setattr(demo_model, "_model_folder", lambda _: tmp_path)
+    monkeypatch.setattr(adapter, "load_model", lambda _: (Words(), None))
+    for flags, named in (
+        (["--append", "65"], "--append is 65, expected 0 to 64"),
+        (["--segments", "6"], "--segments is 6, expected 1 to 4, a block each"),
+    ):
+        assert main(["demo", "--model", *flags]) == 2
+        assert named in capsys.readouterr().err

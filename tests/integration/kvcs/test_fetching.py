@@ -11,6 +11,7 @@ from kvcs.consumer.events import (
     Event,
     Failed,
     FailureReason,
+    LayerReady,
     ManifestAccepted,
     PublicationComplete,
     PublicationFound,
@@ -65,7 +66,8 @@ from tests.integration.relay.stage import producing_behind, relaying
 
 pytestmark = pytest.mark.network
 
-QUICK = hasty(again_s=0.05, again_max_s=0.1)
+#: Data are not asked for before the manifest says that they are finished.
+QUICK = hasty(eager=False, again_s=0.05, again_max_s=0.1)
 
 
 def retrieve(sink: CountingSink, *specs: ConnectionSpec, **options: Any) -> Retrieval:
@@ -386,6 +388,53 @@ async def test_who_does_not_know_fetch_is_not_asked_for_it_again(
     assert complete(events).objects == EVERYTHING.total()
     assert sorted(name for name, *_ in server.asked) == [K, V]
     assert len(server.data_subscribed) == 6
+
+
+async def test_of_more_segments_than_are_asked_for_at_a_time_early_layers_come_first(
+    certificates: CertificateFiles,
+) -> None:
+    sink = CountingSink()
+    settings = replace(QUICK, segments_at_once=2)
+    async with (
+        on_stage(certificates) as scene,
+        serving(scene, certificates) as (server, spec),
+    ):
+        await filled(scene.open(), segments=[1] * BLOCKS)
+        events = await run(retrieve(sink, spec, settings=settings))
+
+    told = [event.layer for event in of_kind(events, LayerReady)]
+    assert sorted(told[:BLOCKS]) == [0] * BLOCKS
+    assert sorted(told[BLOCKS : 3 * BLOCKS]) == [1] * BLOCKS + [2] * BLOCKS
+    assert len(told) == LAYERS * BLOCKS
+    assert sink.placed == EVERYTHING
+    assert complete(events).duplicates == 0
+    waves = [layers(0, 0), layers(1, 2), layers(3, LAYERS - 1)]
+    names = [f"{part}.raw.s{segment}" for part in "kv" for segment in range(BLOCKS)]
+    found = [(name, location) for name, location, _ in server.asked]
+    assert sorted(found, key=str) == sorted(
+        ((name, wave) for name in names for wave in waves), key=str
+    )
+
+
+async def test_what_one_lacks_of_an_early_layer_keeps_no_later_one_from_coming(
+    certificates: CertificateFiles,
+) -> None:
+    sink = CountingSink()
+    settings = replace(QUICK, segments_at_once=2)
+    lost: Lost = ("k.raw.s1", 0, 0)
+    async with (
+        on_stage(certificates) as scene,
+        serving(scene, certificates, without(lost)) as (server, spec),
+    ):
+        await filled(scene.open(), segments=[1] * BLOCKS)
+        # A second one has it all, and is asked for no more than that.
+        async with serving(scene, certificates) as (other, more):
+            events = await run(retrieve(sink, spec, more, settings=settings))
+
+    assert sink.placed == EVERYTHING
+    assert complete(events).duplicates == 0
+    assert [(name, location) for name, location, _ in other.asked] == [("k.raw.s1", layers(0, 0))]
+    assert layers(3, LAYERS - 1) in [location for _, location, _ in server.asked]
 
 
 async def test_who_has_no_room_for_a_fetch_is_not_asked_for_more_but_for_it_again(

@@ -28,6 +28,7 @@ from kvcs.consumer.events import (
     SegmentComplete,
     Trust,
 )
+from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.retrieval import (
     ConnectionSpec,
     Retrieval,
@@ -35,7 +36,7 @@ from kvcs.consumer.retrieval import (
     consume,
 )
 from kvcs.consumer.selection import Wish
-from kvcs.consumer.trust import Examined, Expectations, examine
+from kvcs.consumer.trust import Expectations
 from kvcs.errors import (
     BadManifest,
     ConfigError,
@@ -535,11 +536,13 @@ async def test_large_objects_are_examined_in_threads(
 ) -> None:
     threads: set[str] = set()
 
-    def noting(*args: Any, **kwargs: Any) -> Examined:
-        threads.add(threading.current_thread().name)
-        return examine(*args, **kwargs)
+    examine = Examiner.examine
 
-    monkeypatch.setattr("kvcs.consumer.intake.examine", noting)
+    def noting(*args: Any) -> Examined:
+        threads.add(threading.current_thread().name)
+        return examine(*args)
+
+    monkeypatch.setattr(Examiner, "examine", noting)
     settings = replace(QUICK, large_octets=1, pending_octets=500)
     sink = CountingSink()
 
@@ -845,7 +848,7 @@ async def test_a_track_that_always_ends_too_early_is_not_asked_for_for_ever(
         net.stage.instead[b"k.raw.s0"] = [
             cut_off(one, "k.raw.s0", layers, PublishDoneCode.TRACK_ENDED) for layers in (2, 3, 4)
         ]
-        events = await run(net.retrieve())
+        events = await run(net.retrieve(settings=replace(QUICK, eager=False)))
 
         assert net.stage.asked.count(b"k.raw.s0") == 2
     assert ready(events) == [0, 1, 2]

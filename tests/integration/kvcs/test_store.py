@@ -341,6 +341,23 @@ async def test_what_went_for_want_of_room_does_not_come_back_because_it_is_annou
         assert {held.name for held in depot.store.depot.shelf} == set(names[2:])
 
 
+async def test_nor_does_it_after_a_restart(certificates: CertificateFiles, tmp_path: Path) -> None:
+    names: list[PublicationName] = []
+    folder, budget = tmp_path / "store", 2 * cost()
+    async with on_stage(certificates) as scene:
+        async with warehouse(folder, certificates, budget_octets=budget) as depot:
+            depot.follow(scene.spec)
+            for count in range(3):
+                names.append((await filled(scene.open())).name)
+                await depot.kept(count + 1)
+        names.append((await filled(scene.open())).name)
+        async with warehouse(folder, certificates, budget_octets=budget) as depot:
+            depot.follow(scene.spec)
+            await depot.kept()
+
+            assert {held.name for held in depot.store.depot.shelf} == set(names[2:])
+
+
 async def test_what_is_being_read_does_not_go_and_what_does_not_fit_is_left(
     certificates: CertificateFiles, tmp_path: Path
 ) -> None:

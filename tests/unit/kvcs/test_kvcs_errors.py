@@ -5,12 +5,14 @@ import pytest
 from kvcs import errors
 from kvcs.errors import (
     BadObject,
+    BadToken,
     Incomplete,
     KvcsError,
     Rejection,
     ServiceFailed,
     ServiceFault,
 )
+from moqt.authority import Denial
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,7 @@ from kvcs.errors import (
         "PublicationFailed",
         "Expired",
         "ServiceFailed",
+        "BadToken",
     ],
 )
 def test_every_exception_is_of_the_one_family(name: str) -> None:
@@ -53,3 +56,10 @@ def test_a_service_that_failed_says_why_and_when_it_may_be_asked_again() -> None
 
     assert (exc.fault, exc.retry_after_s) == ("busy", 10.0)
     assert ServiceFailed(ServiceFault.BROKEN, "500").retry_after_s is None
+
+
+def test_a_bad_token_says_what_its_bearer_is_told_and_when_waiting_helps() -> None:
+    exc = BadToken(Denial.UNAUTHORIZED, "not valid for 5 s", retry_after_s=5.0)
+
+    assert (exc.why, exc.retry_after_s) == (Denial.UNAUTHORIZED, 5.0)
+    assert BadToken(Denial.MALFORMED, "x").retry_after_s is None

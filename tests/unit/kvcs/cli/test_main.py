@@ -12,6 +12,7 @@ from kvcs import errors
 from kvcs.cli import main as cli
 from kvcs.consumer.retrieval import Unreachable
 from moqt.aio import TlsSettingsError
+from moqt.authority import Denial
 from moqt.errors import RequestRejected, SessionClosed
 
 
@@ -47,6 +48,7 @@ def _no_arguments(_parser: ArgumentParser) -> None:
         (errors.PublicationFailed("x"), 9),
         (errors.Expired("x"), 10),
         (errors.ServiceFailed(errors.ServiceFault.BUSY, "x"), 12),
+        (errors.BadToken(Denial.EXPIRED, "x"), 13),
         (Unreachable("x"), 11),
         (SessionClosed(0, "x", by_peer=True), 11),
         (RequestRejected(0x10, "x", None), 11),
@@ -78,7 +80,7 @@ def test_every_error_of_kvcs_has_an_exit_code_of_its_own() -> None:
     ]
 
     codes = [cli.EXIT_CODES[kind] for kind in kinds]
-    assert len(set(codes)) == len(codes) == 11
+    assert len(set(codes)) == len(codes) == 12
 
 
 def test_the_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,6 @@ from kvcs.errors import ConfigError
     [
         ({"connections": 0}, "connections is 0, expected more than 0"),
         ({"connections": 17}, "connections is 17, expected 16 or less"),
-        ({"connections": 2, "eager": True}, "connections is 2 and processes False, expected 1"),
-        ({"processes": True, "eager": True}, "connections is 1 and processes True, expected 1"),
         ({"recompute_tokens_per_s": 0.0}, "recompute_tokens_per_s is 0.0, expected a number of"),
         ({"recompute_tokens_per_s": inf}, "recompute_tokens_per_s is inf, expected a number of"),
         ({"spread_wait_s": -1.0}, "spread_wait_s is -1.0, expected 0 or more"),

@@ -15,6 +15,7 @@ import pytest
 from kvcs.depot.archive import FORMAT, Archive, Batch, DiskFullError, listing
 from kvcs.depot.records import Item, TrackNote
 from kvcs.errors import ConfigError
+from kvcs.profile.naming import MANIFEST
 from moqt.location import Location
 from tests.unit.kvcs.depot.goods import (
     K,
@@ -98,6 +99,58 @@ def test_what_is_dropped_leaves_neither_rows_nor_a_file_nor_its_number(archive: 
     assert contents(archive, number) == {}
     assert list((archive.folder / "objects").iterdir()) == []
     assert archive.open_publication(name(1), 2.0) != number
+
+
+def test_what_went_for_want_of_room_is_known_until_it_is_begun_again(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "store")
+    for n in (3, 1, 2, 4):
+        number = archive.open_publication(name(n), 1.0)
+        keep(archive, number, item(0, 0))
+        archive.drop(number, evicted=None if n == 4 else name(n))
+
+    archive = reopened(archive)
+    assert archive.evicted() == [name(3), name(1), name(2)]
+    archive.open_publication(name(1), 2.0)
+    assert archive.evicted() == [name(3), name(2)]
+    archive._index.execute("UPDATE evicted SET scope = 'x' WHERE publication = ?", (bytes(16),))
+    archive._index.execute("UPDATE evicted SET scope = NULL OR 7 WHERE serial = 1")
+    assert archive.evicted() == [name(2)]
+    archive.close()
+
+
+def test_of_very_much_that_went_the_first_is_forgotten(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcs.depot.archive.MAX_EVICTED", 3)
+    for n in (1, 2, 3, 1, 4):
+        archive.drop(archive.open_publication(name(n), 1.0), evicted=name(n))
+
+    assert archive.evicted() == [name(3), name(1), name(4)]
+
+
+def test_block_keys_are_kept_with_their_publication_and_go_with_it(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "store")
+    number = archive.open_publication(name(1), 1.0)
+    keep(archive, number, item(0, 0))
+    assert archive.chain(number) is None
+    archive.note_chain(number, 0, b"k" * 32)
+    archive.note_chain(number, 2, b"k" * 96)
+
+    archive = reopened(archive)
+    assert archive.chain(number) == (2, b"k" * 96)
+    archive._index.execute("UPDATE chains SET keys = 'text'")
+    assert archive.chain(number) is None
+    archive.drop(number)
+    assert archive._index.execute("SELECT count(*) FROM chains").fetchone() == (0,)
+    archive.close()
+
+
+def test_the_last_object_of_a_track_is_had_without_the_others(archive: Archive) -> None:
+    number = archive.open_publication(name(1), 1.0)
+    keep(archive, number, *(manifest_item(version) for version in (2, 0, 11)))
+
+    assert archive.last_entry(number, MANIFEST) == archive.entries(number, MANIFEST)[-1]
+    assert archive.last_entry(number, K) is None
 
 
 def test_finishing_is_kept_and_undoes_damage(tmp_path: Path) -> None:
@@ -340,10 +393,11 @@ def test_room_can_be_made_on_a_disk_that_is_so_full_that_the_index_cannot_note_i
         return changing()
 
     monkeypatch.setattr(archive, "_changing", full)
-    archive.drop(numbers[0])
+    archive.drop(numbers[0], evicted=name(0))
 
     assert [held.number for held in archive.holdings()] == [numbers[1]]
     assert contents(archive, numbers[1]) == expected(item(0, 0))
+    assert archive.evicted() == [name(0)]
 
 
 def test_a_publication_whose_file_is_gone_is_forgotten_at_the_start(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from kvcs.depot.depot import Depot, NoRoomError
 from kvcs.depot.images import ShelvedTrack
 from kvcs.depot.shelf import OBJECT_OCTETS
 from kvcs.errors import NotFound
-from kvcs.profile.naming import PublicationName
+from kvcs.profile.naming import MANIFEST, PublicationName
 from kvcs.telemetry import Counter
+from kvcs.trust.sealing import Cover
 from moqt.location import Location
 from moqt.names import TrackNamespace
-from tests.unit.kvcs.depot.goods import K, item, name, noted
+from tests.unit.kvcs.depot.goods import K, item, manifest_item, name, noted
 
 COST = 2 * (len(item(0, 0).payload) + OBJECT_OCTETS)
 
@@ -65,6 +66,40 @@ async def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
         await depot.image(name(0))
     async with opened(tmp_path, clock=clock) as depot:
         assert [held.name for held in depot.shelf] == [name(1), name(2), name(0)]
+
+
+async def test_what_went_for_want_of_room_is_known_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path, budget_octets=2 * COST) as depot:
+        for number in range(4):
+            await kept(depot, name(number))
+        depot.drop(name(3), "a test")
+    async with opened(tmp_path, budget_octets=2 * COST) as depot:
+        gone = [number for number in range(4) if depot.was_evicted(name(number))]
+        assert gone == [0, 1]
+        await kept(depot, name(1))
+        assert not depot.was_evicted(name(1))
+
+
+async def test_the_newest_manifest_is_had_by_itself_and_never_a_damaged_one(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as depot:
+        await kept(depot, name(1))
+        with pytest.raises(NotFound, match="no manifest"):
+            await depot.manifest(name(1))
+        texts = [b"[%d]" % version for version in range(3)]
+        items = [manifest_item(version, text) for version, text in enumerate(texts)]
+        await depot.keep(name(1), items, noted())
+        used = [held.used_at for held in depot.shelf]
+
+        cover = Cover(0, ((2, 5),))
+        assert await depot.manifest(name(1)) == (MANIFEST, 2, texts[2], cover)
+        assert [held.used_at for held in depot.shelf] == used
+        path = tmp_path / "objects" / str(depot.holding(name(1)).number)  # type: ignore[union-attr]
+        path.write_bytes(path.read_bytes().replace(texts[2], b"[9]"))
+        with pytest.raises(NotFound, match="is damaged"):
+            await depot.manifest(name(1))
+        assert depot.counters[Counter.OBJECTS_DAMAGED] == 1
 
 
 async def test_what_was_begun_and_cut_off_is_forgotten(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Signed manifests: what is believed, and everything that is not."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,10 +282,26 @@ def test_the_limit_applies_to_the_text_and_is_named() -> None:
     signed = sign_manifest(b"x" * 101, EDDSA)
 
     assert verify_manifest(signed, TRUSTED, ManifestLimits(octets=101))
-    with pytest.raises(BadManifest, match="manifest of 101 octets, limit 100"):
+    with pytest.raises(BadManifest, match="payload has 101 octets, limit 100"):
         verify_manifest(signed, TRUSTED, ManifestLimits(octets=100))
     with pytest.raises(BadManifest, match="limit 32868"):
         verify_manifest(bytes(40_000), TRUSTED, ManifestLimits(octets=100))
+
+
+def test_what_is_too_long_is_refused_before_anything_is_made_of_it() -> None:
+    limits = ManifestLimits(octets=100)
+    message = memoryview(bytearray(40_000_000))
+    declared = b"\xd2\x84\x40\xa0\x5a" + (30_000).to_bytes(4, "big") + bytes(30_000)
+    tracemalloc.start()
+    try:
+        for payload in (message, declared):
+            with pytest.raises(BadManifest, match="limit"):
+                verify_manifest(payload, TRUSTED, limits)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < len(declared)
 
 
 @given(st.binary(max_size=80))

@@ -56,6 +56,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert schemas["KeysQuestion"]["properties"]["keys"]["maxItems"] == IndexLimits().max_keys_asked
     assert schemas["KeysQuestion"]["properties"]["limit"]["maximum"] == MAX_TOLD
     assert schemas["SectionsQuestion"]["properties"]["keys"]["maxItems"] == BlockLimits().max_keys
+    assert schemas["Chain"]["properties"]["keys"] == holding["keys"]
     assert holding["uri"]["maxLength"] == MAX_URI
     assert holding["layers"]["maxItems"] == MAX_RUNS
     assert holding["encodings"]["maxItems"] == MAX_ENCODINGS

@@ -1,20 +1,25 @@
 """The directory: leases, look-ups, bounds, and a model that it must agree with."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcs.kvsp.http.directory import Directory, DirectoryLimits, Full
+from kvcs.kvsp.http.directory import LISTED_AT_ONCE, Directory, DirectoryLimits, Full
+from kvcs.kvsp.http.questions import Chain
 from kvcs.kvsp.http.records import Holding, Runs
-from kvcs.kvsp.http.uris import ServiceUri
+from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
+from kvcs.profile.naming import PublicationName
 
 SHELF, OTHER_SHELF = (b"s" * 32, b"c" * 32), (b"s" * 32, b"d" * 32)
 LAYERS = Runs(((0, 3),))
+PUBLICATIONS = (b"p" * 16, b"q" * 16)
 
 
 def key(n: int, chain: int = 0) -> bytes:
@@ -262,6 +267,96 @@ def test_an_answer_names_no_more_holders_than_it_may() -> None:
     assert names(directory, chain(4)) == [["0"], ["1"], [], []]
 
 
+def test_what_a_publication_has_is_told_whoever_has_it() -> None:
+    directory = made()
+    session = PublicationUri("moqt://host/", PublicationName(*SHELF, key(2), PUBLICATIONS[0]))
+    listed(directory, replace(holding(chain(3)), uri=session), 0)
+    listed(directory, holding(chain(2), publication=PUBLICATIONS[1]), 1, lease_s=5)
+
+    assert directory.chain(SHELF, PUBLICATIONS[0], now=1) == Chain(0, tuple(chain(3)))
+    assert directory.chain(SHELF, PUBLICATIONS[1], now=1) == Chain(0, tuple(chain(2)))
+    assert directory.chain(SHELF, PUBLICATIONS[1], now=6) is None
+    assert directory.chain(OTHER_SHELF, PUBLICATIONS[0], now=1) is None
+    directory.withdraw("a", bytes(16), SHELF)
+    assert directory.chain(SHELF, PUBLICATIONS[0], now=1) is None
+
+
+def test_of_very_many_holders_of_one_publication_the_first_are_told_no_more() -> None:
+    directory = made(max_holders_of_key=3)
+    for n in range(5):
+        listed(directory, holding(chain(5 - n, n), publication=PUBLICATIONS[0]), n)
+
+    assert directory.chain(SHELF, PUBLICATIONS[0], now=1) == Chain(0, tuple(chain(3, 2)))
+
+
+# -- in turns ------------------------------------------------------------------------------------
+
+
+def turns_of(steps: Generator[None, None, Any]) -> int:
+    return sum(1 for _ in steps)
+
+
+def test_nothing_that_is_large_is_done_in_one_turn() -> None:
+    directory, many = made(), [n.to_bytes(32, "big") for n in range(65_536)]
+    asked = many[:16_384]
+
+    register = partial(directory.register_in_turns, "a", bytes(16), SHELF, lease_s=10, now=0)
+    assert turns_of(register(holding(many))) >= len(many) / LISTED_AT_ONCE
+    assert turns_of(directory.look_up_in_turns(SHELF, asked, limit=8, now=1)) == 63
+    assert turns_of(directory.longest_in_turns(SHELF, [*asked, key(1)], limit=8, now=1)) == 64
+    assert turns_of(directory.expire_in_turns(11)) >= len(many) / LISTED_AT_ONCE
+    assert directory.look_up(SHELF, asked, limit=8, now=1).holders == ()
+
+
+def test_of_very_many_that_begin_later_the_best_are_told_without_a_look_at_all_of_them() -> None:
+    directory = made()
+    for n in range(30):
+        listed(directory, holding([key(n)], str(n), first_block=n), n)
+
+    told = directory.longest(SHELF, chain(30), limit=4, now=1).candidates
+    assert [one.covers for one in told] == [1, 30, 29, 28]
+
+
+@given(st.lists(st.tuples(st.sampled_from("rwstx"), st.integers(0, 3), st.integers(0, 9))))
+def test_however_turns_fall_what_is_listed_in_the_end_is_what_was_said_last(
+    said: list[tuple[str, int, int]],
+) -> None:
+    """Registered, withdrawn and expired in turns of one key, begun in this order, mixed up."""
+    mixed, whole = made(max_holders_of_key=100), made(max_holders_of_key=100)
+    running: list[Generator[None, None, Any]] = []
+    now = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvcs.kvsp.http.directory.LISTED_AT_ONCE", 1)
+        for what, n, more in said:
+            ref = "a", bytes([n]) * 16, SHELF
+            one = holding(chain(1 + more % 5), str(n), first_block=more // 5)
+            list(mixed._expire_in_turns(now))  # so that the first turn is the one that counts
+            if what == "r":
+                running.append(mixed.register_in_turns(*ref, one, lease_s=3, now=now))
+                next(running[-1], None)
+                whole.register(*ref, one, lease_s=3, now=now)
+            elif what == "w":
+                running.append(mixed.withdraw_in_turns(*ref))
+                next(running[-1], None)
+                whole.withdraw(*ref)
+            elif what == "x":
+                now += more / 2
+                mixed.expire(now)
+                whole.expire(now)
+            elif running:
+                next(running[(n + more) % len(running)], None)
+        for steps in running:
+            for _ in steps:
+                pass
+
+    assert names(mixed, chain(5), now) == names(whole, chain(5), now)
+    assert (mixed.holders, mixed.keys) == (whole.holders, whole.keys)
+    assert {k: len(v) for k, v in mixed._by_key.get(SHELF, {}).items()} == {
+        k: len(v) for k, v in whole._by_key.get(SHELF, {}).items()
+    }
+    assert not mixed._leaving
+
+
 # -- against a model -----------------------------------------------------------------------------
 
 
@@ -281,13 +376,16 @@ class AgainstAModel(RuleBasedStateMachine):
     @rule(
         subject=st.sampled_from("ab"), n=st.integers(0, 3), first=st.integers(0, 3),
         blocks=st.integers(1, 5), lease=st.integers(1, 5), complete=st.booleans(),
-        fork=st.integers(0, 5),
+        fork=st.integers(0, 5), of=st.sampled_from([None, *PUBLICATIONS]),
     )  # fmt: skip
     def register(
-        self, subject: str, n: int, first: int, blocks: int, lease: int, complete: bool, fork: int
-    ) -> None:
+        self, subject: str, n: int, first: int, blocks: int, lease: int, complete: bool, fork: int,
+        of: bytes | None,
+    ) -> None:  # fmt: skip
         keys = [key(b, int(b >= fork)) for b in range(first, first + blocks)]
-        one = holding(keys, f"{subject}{n}", first_block=first, complete=complete)
+        one = holding(
+            keys, f"{subject}{n}", first_block=first, complete=complete, publication=of
+        )  # fmt: skip
         others = {ref: row for ref, row in self._live().items() if ref != (subject, n)}
         fits = len(others) < 6 and sum(r[0].blocks for r in others.values()) + blocks <= 30
         self.serial += 1
@@ -348,6 +446,19 @@ class AgainstAModel(RuleBasedStateMachine):
             if set(row[0].keys) & set(asked)
         }
         assert {one.uri: one.covers for one in answer.candidates} == expected
+
+    @invariant()
+    def a_publication_has_the_blocks_that_a_holder_of_it_says(self) -> None:
+        for publication in PUBLICATIONS:
+            told = self.directory.chain(SHELF, publication, now=self.now)
+            rows = [row[0] for row in self._live().values() if row[0].publication == publication]
+            if not rows:
+                assert told is None
+                continue
+            assert told is not None
+            best = min((row.first_block, -row.blocks) for row in rows)
+            assert (told.first_block, -len(told.keys)) == best
+            assert (told.first_block, told.keys) in [(row.first_block, row.keys) for row in rows]
 
 
 TestAgainstAModel = AgainstAModel.TestCase
