@@ -120,7 +120,7 @@ class OverHttp:
     def of_store(cls, store: Store, settings: StoreSettings) -> Self:
         """Return that of a store, which lists what it holds whole."""
         depot = store.depot
-        blocks = StoredBlocks(depot.read, is_sealed=store.terms.protection is not None)
+        blocks = StoredBlocks(depot.read, sealed=store.terms.protection is not None)
 
         @asynccontextmanager
         async def listed(

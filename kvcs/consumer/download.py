@@ -749,7 +749,7 @@ class Download:
             return True
         examiner = self._examiners.get(track) or self._examiner(track)
         self._intake.take(
-            examiner, payload, layer, block, partial(self._judge, track, layer, block), cover
+            examiner, payload, layer, block, cover, partial(self._judge, track, layer, block)
         )
         return True
 

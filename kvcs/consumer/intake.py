@@ -11,7 +11,7 @@ from functools import partial
 from kvcs.consumer.examining import Examined, Examiner
 from kvcs.consumer.settings import RetrievalSettings
 from kvcs.errors import BadObject
-from kvcs.trust.sealing import BARE, Cover
+from kvcs.trust.sealing import Cover
 
 #: Octets, encoded or decoded, from which a codec other than ``raw`` decodes in another thread.
 LARGE_ENCODED_OCTETS = 16 << 10
@@ -62,8 +62,8 @@ class Intake:
         payload: bytes,
         layer: int,
         block: int,
+        cover: Cover,
         judge: Judge,
-        cover: Cover = BARE,
     ) -> None:
         """Examine one Object, and have ``judge`` called with what comes of it, now or later.
 
@@ -72,8 +72,8 @@ class Intake:
             payload: Its payload.
             layer: Group ID it came under.
             block: Object ID it came under.
-            judge: Takes what comes of it.
             cover: What it came with.
+            judge: Takes what comes of it.
         """
         octets, large = len(payload), self._settings.large_octets
         self._in_turn += 1
@@ -89,8 +89,9 @@ class Intake:
             judge(verdict)
             return
         self.pending += octets
-        work = partial(examiner.examine, payload, layer, block, cover)
-        future = self._loop.run_in_executor(self._pool, work)
+        future = self._loop.run_in_executor(
+            self._pool, examiner.examine, payload, layer, block, cover
+        )
         future.add_done_callback(partial(self._examined, octets, judge))
 
     async def keep_bound(self) -> None:

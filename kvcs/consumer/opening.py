@@ -94,18 +94,6 @@ class Job:
     proven_bad: Callable[[MoqtConnection, PublicationName, str], None] = lambda *_: None
     """Takes each publication whose manifest cannot be its, and why."""
 
-    def note_unopened(self, track: str, location: Location, why: BadObject) -> None:
-        """Count an Object that could not be opened, which nobody outside is to notice."""
-        if (count := self.unopened.note(why)) is not None:
-            log.warning(
-                LogEvent.OBJECT_UNOPENED,
-                track=track,
-                location=str(location),
-                reason=str(why.reason),
-                count=count,
-                text=str(why),
-            )
-
     @property
     def is_eager(self) -> bool:
         """Whether data are asked for together with the manifest.
@@ -123,6 +111,18 @@ class Job:
             and self.expected.wanted_blocks is None
             and wish.names(self.codecs)[0] == RAW.name
         )
+
+    def note_unopened(self, track: str, location: Location, why: BadObject) -> None:
+        """Count an Object that could not be opened, which nobody outside is to notice."""
+        if (count := self.unopened.note(why)) is not None:
+            log.warning(
+                LogEvent.OBJECT_UNOPENED,
+                track=track,
+                location=str(location),
+                reason=str(why.reason),
+                count=count,
+                text=str(why),
+            )
 
     def tokens_left(self, assembler: Assembler | None) -> int | None:
         """Return how many tokens would have to be computed now; None: nobody knows."""

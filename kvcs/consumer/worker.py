@@ -169,7 +169,7 @@ class Connection:
                     continue
                 judge = partial(self._judge, number, placing, wanted, places, layer, block)
                 cover = Cover(item.publisher_priority, item.properties)
-                self._intake.take(examiner, item.payload, layer, block, judge, cover)
+                self._intake.take(examiner, item.payload, layer, block, cover, judge)
                 await self._intake.keep_bound()
                 await self._mouth.breathe()
         finally:

@@ -1,8 +1,9 @@
 """StoredBlocks: what a block service serves of what a store holds whole. Pure.
 
+Of a scope that seals, the Objects as they were sealed, and nothing in clear (decision 17).
+
 Only raw tracks have the sections of a container (KVSP Section 4), K and V apart or together. Every
-section is read from the disk when it is asked for, and checked. Of a scope that seals, what is
-served are the Objects as they were sealed, and nothing in clear (decision 17).
+section is read from the disk when it is asked for, and checked.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,15 +31,13 @@ class StoredBlocks:
 
     Args:
         read: Reads payloads.
-        is_sealed: Whether the scope seals.
+        sealed: Whether the scope seals.
         max_blocks: Blocks that are found at most.
     """
 
-    def __init__(
-        self, read: Read, *, is_sealed: bool = False, max_blocks: int = MAX_BLOCKS
-    ) -> None:
+    def __init__(self, read: Read, *, sealed: bool = False, max_blocks: int = MAX_BLOCKS) -> None:
         self._read = read
-        self._made = _SealedBlock if is_sealed else _StoredBlock
+        self._made = _SealedBlock if sealed else _StoredBlock
         self._max_blocks = max_blocks
         self._chains: dict[PublicationName, Chain] = {}
         self._by_key: dict[tuple[bytes, bytes], dict[PublicationName, int]] = {}
@@ -104,19 +103,12 @@ class _StoredBlock:
     def has(self, layer: int) -> bool:
         return 0 <= layer < self.layout.layers
 
-    async def payload(self, track: DataTrack, layer: int) -> bytes | None:
-        """Return the payload of an Object as it is kept."""
-        at = Location(layer, self.object_id)
-        try:
-            return await self.reader(self.chain.name, track.name, at)
-        except NotFound:  # damaged, or let go meanwhile
-            return None
-
     async def read(self, layer: int) -> tuple[Octets, Octets] | None:
+        payloads = await self.payloads(layer)
+        if payloads is None:
+            return None
         parts: list[Octets] = []
-        for track in self.tracks:
-            if (payload := await self.payload(track, layer)) is None:
-                return None
+        for track, payload in zip(self.tracks, payloads, strict=True):
             data = memoryview(payload)[HEADER_OCTETS:]
             if len(data) != self.layout.section_octets(track.component):
                 return None
@@ -126,26 +118,34 @@ class _StoredBlock:
         k, v = parts
         return k, v
 
+    async def payloads(self, layer: int) -> tuple[bytes, ...] | None:
+        """Return the Objects of a layer as they were published; None if they are not all there."""
+        place = Location(layer, self.object_id)
+        try:
+            return tuple(
+                [await self.reader(self.chain.name, track.name, place) for track in self.tracks]
+            )
+        except NotFound:  # damaged, or let go meanwhile
+            return None
+
 
 class _SealedBlock(_StoredBlock):
-    """A block whose Objects are kept sealed."""
+    """A block of a publication that is held whole, and sealed."""
 
     __slots__ = ()
 
     async def read(self, layer: int) -> tuple[Octets, Octets] | None:
-        return None
+        return None  # nothing in clear
 
     async def read_sealed(self, layer: int) -> SealedLayer | None:
-        objects: list[Octets] = []
-        for track in self.tracks:
-            if (payload := await self.payload(track, layer)) is None:
-                return None
-            objects.append(payload)
+        objects = await self.payloads(layer)
+        if objects is None:
+            return None
         return SealedLayer(
             anchor_key=self.chain.name.anchor_key,
             publication_id=self.chain.name.publication_id,
             segment=self.tracks[0].segment,
             index=self.object_id,
             priority=publisher_priority(layer, self.layout.layers),
-            objects=tuple(objects),
+            objects=objects,
         )

@@ -181,9 +181,7 @@ class Depot:
         return await self._read(holding, shelved.wanted(at))
 
     async def manifest(self, name: PublicationName) -> tuple[bytes, int, bytes, Cover]:
-        """Return the newest manifest of a publication: Track Name, version and payload.
-
-        And what it came with. The payload is as it came, sealed in a scope that seals.
+        """Return the newest manifest: Track Name, version, payload, and what that came with.
 
         Every octet of it is as it was kept. It counts for no use of the publication.
 
@@ -203,8 +201,9 @@ class Depot:
                     entry.length,
                     entry.seal,
                 )
+                payload = await self._read(holding, wanted)
                 cover = Cover(entry.priority, entry.properties)
-                return track, entry.location.group, await self._read(holding, wanted), cover
+                return track, entry.location.group, payload, cover
         raise NotFound(f"{name} has no manifest here")
 
     async def chain(self, name: PublicationName) -> tuple[int, bytes] | None:

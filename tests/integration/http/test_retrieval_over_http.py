@@ -96,31 +96,6 @@ async def test_what_a_producer_serves_over_https_is_what_it_published(
     assert_whole(events, sink)
 
 
-async def test_what_a_service_has_in_clear_is_not_taken_in_a_scope_that_seals(
-    certificates: CertificateFiles,
-) -> None:
-    sink, scope = CountingSink(), Scope(SCOPE, Protection())
-    async with on_stage(certificates, scope=scope) as scene:
-        copy = copied(await filled(scene.open()), lacks=LACKS)
-    async with (
-        service_on_stage(certificates, holder=holder()) as stage,
-        stage.blocks(READER) as client,
-        standing(certificates, copy) as stand_in,
-        consume(
-            expectations(scope),
-            [stand_in.spec],
-            sink,
-            blocks=[HttpSections(client)],
-            settings=QUICK,
-        ) as retrieval,
-    ):
-        events = await rest_of(retrieval)
-
-    failed = assert_exact(events, sink)
-    assert failed.summary.unopened == BLOCKS
-    assert {gap.first_layer for gap in failed.missing} == {3}
-
-
 async def test_of_several_publications_that_a_service_has_the_one_that_is_missing_is_taken(
     certificates: CertificateFiles,
 ) -> None:
@@ -148,6 +123,31 @@ async def test_of_several_publications_that_a_service_has_the_one_that_is_missin
 
     assert_whole(events, sink)
     assert of_kind(events, ObjectRejected) == []
+
+
+async def test_what_a_service_has_in_clear_is_not_taken_in_a_scope_that_seals(
+    certificates: CertificateFiles,
+) -> None:
+    sink, scope = CountingSink(), Scope(SCOPE, Protection())
+    async with on_stage(certificates, scope=scope) as scene:
+        copy = copied(await filled(scene.open()), lacks=LACKS)
+    async with (
+        service_on_stage(certificates, holder=holder()) as stage,
+        stage.blocks(READER) as client,
+        standing(certificates, copy) as stand_in,
+        consume(
+            expectations(scope),
+            [stand_in.spec],
+            sink,
+            blocks=[HttpSections(client)],
+            settings=QUICK,
+        ) as retrieval,
+    ):
+        events = await rest_of(retrieval)
+
+    failed = assert_exact(events, sink)
+    assert failed.summary.unopened == BLOCKS
+    assert {gap.first_layer for gap in failed.missing} == {3}
 
 
 async def test_what_a_service_has_of_another_computation_is_not_taken(

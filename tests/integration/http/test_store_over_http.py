@@ -34,7 +34,7 @@ from tests.integration.http.scene import on_stage as services_on_stage
 from tests.integration.http.test_index_command import index_command
 from tests.integration.http.test_produce_over_http import produce, until_listed
 from tests.integration.kvcs.desk import Desk, event_of, started
-from tests.integration.kvcs.faults import standing
+from tests.integration.kvcs.faults import copied, standing
 from tests.integration.kvcs.scene import (
     BLOCK_TOKENS,
     BLOCKS,
@@ -51,7 +51,7 @@ from tests.integration.kvcs.scene import (
     run,
     tensors,
 )
-from tests.integration.kvcs.test_recovery import assert_whole, beside
+from tests.integration.kvcs.test_recovery import assert_whole
 from tests.integration.kvcs.test_store_command import store as store_command
 from tests.integration.kvcs.warehouse import Warehouse, warehouse
 
@@ -250,29 +250,30 @@ async def test_an_index_that_is_dead_costs_a_store_nothing_but_its_listing(
     assert {one.covers for one in found} == {BLOCKS}
 
 
-@pytest.mark.parametrize(
-    "scope", [Scope(SCOPE), Scope(SCOPE, Protection())], ids=["in clear", "sealed"]
-)
+@pytest.mark.parametrize("scope", [SCOPE, Scope(SCOPE, Protection())], ids=["clear", "sealed"])
 async def test_what_no_relay_has_is_brought_by_a_store_over_https(
-    certificates: CertificateFiles, tmp_path: Path, scope: Scope
+    certificates: CertificateFiles, tmp_path: Path, scope: Scope | ScopeKey
 ) -> None:
-    sink = CountingSink()
+    sink, is_sealed = CountingSink(), scope is not SCOPE
     async with (
         services_on_stage(certificates) as stage,
         warehouse(tmp_path, certificates, scope=scope) as held,
     ):
-        blocks = StoredBlocks(held.store.depot.read, is_sealed=scope.protection is not None)
+        blocks = StoredBlocks(held.store.depot.read, sealed=is_sealed)
         async with (
             listing(held, stage, blocks),
             services_on_stage(certificates, holder=blocks) as service,
             service.blocks() as client,
-            beside(certificates, False, scope=scope, lacks=(b"v.raw.s0", 3)) as specs,
+            on_stage(certificates, scope=scope) as scene,
+            standing(
+                certificates, copied(await filled(scene.open()), lacks=(b"v.raw.s0", 3))
+            ) as lacking,
         ):
             await kept(held, certificates, stage, scope)
             await told(stage, lambda found: len(found) == 3)
             sections = [HttpSections(client)]
             events = await run(
-                consume(expectations(scope), specs, sink, blocks=sections, settings=QUICK)
+                consume(expectations(scope), [lacking.spec], sink, blocks=sections, settings=QUICK)
             )
 
     assert_whole(events, sink)

@@ -22,10 +22,8 @@ from kvcs.consumer.events import (
 from kvcs.consumer.retrieval import BadPublications, Retrieval, consume
 from kvcs.consumer.selection import Wish
 from kvcs.errors import Incomplete, NotFound, Rejection
-from kvcs.kvsp.keys import ScopeKey
 from kvcs.producer.publication import Publication
 from kvcs.store.shared import SharedArraySink
-from kvcs.trust.scope import Scope
 from moqt.aio.tls import CertificateFiles
 from moqt.codepoints import PublishDoneCode, StreamErrorCode
 from moqt.session.localtrack import LocalTrack
@@ -45,7 +43,6 @@ from tests.integration.kvcs.scene import (
     EVERYTHING,
     LAYERS,
     PATIENCE_S,
-    SCOPE,
     CountingSink,
     assert_same_cache,
     corrupt,
@@ -243,10 +240,10 @@ def somewhere(seed: int) -> tuple[bytes, int, int]:
 
 @asynccontextmanager
 async def beside(
-    certificates: CertificateFiles, whole: bool, *, scope: Scope | ScopeKey = SCOPE, **wrong: Any
+    certificates: CertificateFiles, whole: bool, **wrong: Any
 ) -> AsyncIterator[list[Any]]:
     """A stand-in with a copy that is wrong, and, if so, one with a copy that is whole."""
-    async with on_stage(certificates, scope=scope) as scene:
+    async with on_stage(certificates) as scene:
         one = await filled(scene.open())
         wrong_copy, copy = copied(one, **wrong), copied(one)
     async with standing(certificates, wrong_copy) as bad, standing(certificates, copy) as good:

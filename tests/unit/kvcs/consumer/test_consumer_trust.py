@@ -377,6 +377,56 @@ def test_what_comes_out_of_data_is_bounded_as_data_are() -> None:
     assert caught.value.reason is Rejection.LIMIT
 
 
+#: Octets of a payload that nobody looks at: Flags, and Reserved.
+_IGNORED = (*range(6, 8), *range(30, 32))
+
+
+@pytest.mark.parametrize("at", range(68 + 16))
+@pytest.mark.parametrize("bit", [0, 7])
+def test_no_flipped_bit_of_a_raw_object_goes_unnoticed(at: int, bit: int) -> None:
+    octets = bytearray(payload(TRACKS[0]))
+    octets[at] ^= 1 << bit
+
+    if at in _IGNORED:
+        assert bytes(look(bytes(octets), TRACKS[0]).tensor) == bytes(range(16))
+        return
+    with pytest.raises(BadObject) as caught:
+        look(bytes(octets), TRACKS[0])
+    # Whoever looks step by step finds the same.
+    with pytest.raises(BadObject) as slowly:
+        look(octets, TRACKS[0])
+    assert str(caught.value) == str(slowly.value)
+
+
+@pytest.mark.parametrize(("layer", "block"), [(2, 2), (1, 3), (0, 2), (1, 1), (7, 9)])
+def test_a_raw_object_is_good_in_its_own_place_alone(layer: int, block: int) -> None:
+    examiner = Examiner(TRACKS[0], ENTRY, COMPAT, CodecRegistry())
+
+    assert examiner.examine(payload(TRACKS[0]), 1, 2).octets == 16
+    with pytest.raises(BadObject):
+        examiner.examine(payload(TRACKS[0]), layer, block)
+
+
+def test_where_nothing_was_promised_nothing_is_good() -> None:
+    beyond = replace(ENTRY, blocks=2)
+    fewer = replace(COMPAT, layers=1)
+
+    for entry, descriptor in ((beyond, COMPAT), (ENTRY, fewer)):
+        with pytest.raises(BadObject) as caught:
+            Examiner(TRACKS[0], entry, descriptor, CodecRegistry()).examine(
+                payload(TRACKS[0]), 1, 2
+            )
+        assert caught.value.reason is Rejection.OUT_OF_RANGE
+
+
+def test_raw_data_are_bounded_as_well() -> None:
+    with pytest.raises(BadObject) as caught:
+        Examiner(TRACKS[0], ENTRY, COMPAT, CodecRegistry(), max_data_octets=15).examine(
+            payload(TRACKS[0]), 1, 2
+        )
+    assert caught.value.reason is Rejection.LIMIT
+
+
 # -- sealed ----------------------------------------------------------------------------------------
 
 
@@ -427,53 +477,3 @@ def test_the_scope_of_expectations_is_in_clear_where_a_key_alone_is_given() -> N
     assert protected.block_keys == plain.block_keys
     assert protected.extended([1, 2, 3, 4]).protection == Protection()
     assert protected.going_on(1, KEYS[1:]).sealing is not None
-
-
-#: Octets of a payload that nobody looks at: Flags, and Reserved.
-_IGNORED = (*range(6, 8), *range(30, 32))
-
-
-@pytest.mark.parametrize("at", range(68 + 16))
-@pytest.mark.parametrize("bit", [0, 7])
-def test_no_flipped_bit_of_a_raw_object_goes_unnoticed(at: int, bit: int) -> None:
-    octets = bytearray(payload(TRACKS[0]))
-    octets[at] ^= 1 << bit
-
-    if at in _IGNORED:
-        assert bytes(look(bytes(octets), TRACKS[0]).tensor) == bytes(range(16))
-        return
-    with pytest.raises(BadObject) as caught:
-        look(bytes(octets), TRACKS[0])
-    # Whoever looks step by step finds the same.
-    with pytest.raises(BadObject) as slowly:
-        look(octets, TRACKS[0])
-    assert str(caught.value) == str(slowly.value)
-
-
-@pytest.mark.parametrize(("layer", "block"), [(2, 2), (1, 3), (0, 2), (1, 1), (7, 9)])
-def test_a_raw_object_is_good_in_its_own_place_alone(layer: int, block: int) -> None:
-    examiner = Examiner(TRACKS[0], ENTRY, COMPAT, CodecRegistry())
-
-    assert examiner.examine(payload(TRACKS[0]), 1, 2).octets == 16
-    with pytest.raises(BadObject):
-        examiner.examine(payload(TRACKS[0]), layer, block)
-
-
-def test_where_nothing_was_promised_nothing_is_good() -> None:
-    beyond = replace(ENTRY, blocks=2)
-    fewer = replace(COMPAT, layers=1)
-
-    for entry, descriptor in ((beyond, COMPAT), (ENTRY, fewer)):
-        with pytest.raises(BadObject) as caught:
-            Examiner(TRACKS[0], entry, descriptor, CodecRegistry()).examine(
-                payload(TRACKS[0]), 1, 2
-            )
-        assert caught.value.reason is Rejection.OUT_OF_RANGE
-
-
-def test_raw_data_are_bounded_as_well() -> None:
-    with pytest.raises(BadObject) as caught:
-        Examiner(TRACKS[0], ENTRY, COMPAT, CodecRegistry(), max_data_octets=15).examine(
-            payload(TRACKS[0]), 1, 2
-        )
-    assert caught.value.reason is Rejection.LIMIT
