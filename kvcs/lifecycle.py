@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 Job = Callable[[asyncio.Event], Awaitable[None]]
 
@@ -53,6 +54,65 @@ def on_hangup(act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+
+
+class Watch:
+    """Tells when files have changed and stand still again. Knows no clock and no files.
+
+    Args:
+        seen: What they look like now: anything that can be compared.
+    """
+
+    def __init__(self, seen: object) -> None:
+        self._taken = self._last = seen
+
+    def look(self, seen: object) -> bool:
+        """Note what they look like; return whether that is new, and was so at the last look.
+
+        Who writes several files has time to finish: what changes from look to look is not taken.
+        """
+        still = seen == self._last
+        self._last = seen
+        if not still or seen == self._taken:
+            return False
+        self._taken = seen
+        return True
+
+
+@contextmanager
+def on_change(files: Iterable[Path], act: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call ``act`` on the event loop when one of the files is another one, while the block runs.
+
+    That is told by time, size and inode, so files that are replaced whole are noticed as well, and
+    so are links. One that is not there is waited for. With ``every_s`` 0 nobody looks.
+    """
+    names, loop = tuple(files), asyncio.get_running_loop()
+    if not every_s or not names:
+        yield
+        return
+    watch, timer = Watch(_stamps(names)), [loop.call_later(every_s, lambda: look())]
+
+    def look() -> None:
+        timer[0] = loop.call_later(every_s, look)
+        if watch.look(_stamps(names)):
+            act()
+
+    try:
+        yield
+    finally:
+        timer[0].cancel()
+
+
+def _stamps(files: Iterable[Path]) -> list[tuple[int, ...] | None]:
+    stamps: list[tuple[int, ...] | None] = []
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+    return stamps
 
 
 @contextmanager

@@ -73,6 +73,18 @@ class TooManyRequestUpdates(ProtocolError):
     code = SessionErrorCode.TOO_MANY_REQUEST_UPDATES
 
 
+class TooManyRequests(ProtocolError):
+    """The peer goes on asking although it was told to wait. The draft has no code for it."""
+
+    code = SessionErrorCode.INTERNAL_ERROR
+
+
+class TooManySessions(ProtocolError):
+    """The peer has as many sessions as it may have. The draft has no code for it."""
+
+    code = SessionErrorCode.INTERNAL_ERROR
+
+
 class DuplicateAuthTokenAlias(ProtocolError):
     """A token was registered under an alias that is still taken."""
 
@@ -83,6 +95,26 @@ class AuthTokenCacheOverflow(ProtocolError):
     """The registered tokens outgrew the cache this side offered."""
 
     code = SessionErrorCode.AUTH_TOKEN_CACHE_OVERFLOW
+
+
+class UnknownAuthTokenAlias(ProtocolError):
+    """A SETUP uses a token alias that is not registered."""
+
+    code = SessionErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS
+
+
+class SetupRefused(ProtocolError):
+    """What the peer shows in its SETUP does not allow it a session. It broke no rule.
+
+    Attributes:
+        code: Which of the three codes for tokens, or UNAUTHORIZED.
+    """
+
+    code = SessionErrorCode.UNAUTHORIZED
+
+    def __init__(self, code: SessionErrorCode) -> None:
+        super().__init__("")
+        self.code = code
 
 
 class ObjectTooLarge(MoqtError):

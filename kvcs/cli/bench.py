@@ -6,6 +6,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kvcs.errors import ConfigError, KvcsError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import STANDARD, standard_codecs
 from kvcs.lifecycle import cancelled_by_sigterm
-from kvcs.link import quic_settings
+from kvcs.link import client_tls, quic_settings
 from kvcs.measurement import Measurement
 from kvcs.store.source import MODEL_SHAPES
 from kvcs.telemetry import set_up_logging
@@ -153,7 +154,7 @@ async def _over_link(args: Namespace, settings: BenchSettings, cache: BenchCache
         MoqtUri.parse(args.uri)
     except ValueError as exc:
         raise ConfigError(str(exc)) from None
-    tls = ClientTls(ca_file=settings.ca_file, server_name=settings.server_name)
+    tls = replace(client_tls(settings), verify=True)
     spec = ConnectionSpec(uri=args.uri, tls=tls, quic=quic_settings(settings))
     scope = settings.load_scope()
     with Board(cache) as board:

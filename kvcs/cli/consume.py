@@ -25,7 +25,7 @@ relay or producer, retrieve it, verify every object, and tell layer by layer wha
 with. Works before, during and after production.
 
   kvcs consume prompt.json --connect moqt://127.0.0.1:4443/ --ca-file ca.pem \\
-      --scope-key-file scope.key --out cache.safetensors
+      --scope-file scope.toml --out cache.safetensors
 
 PROMPT is a JSON file with the members "descriptor" and "tokens". With --json, every event is one
 JSON object on standard output; the last one is publication-complete or failed, and failed lists

@@ -31,7 +31,7 @@ wanted. Every object is verified. What is not there is told line by line, and th
 then; no file is written.
 
   kvcs fetch prompt.json --layers 8-15 --blocks 10 --connect moqt://127.0.0.1:4443/ \\
-      --ca-file ca.pem --scope-key-file scope.key --out part.safetensors
+      --ca-file ca.pem --scope-file scope.toml --out part.safetensors
   kvcs fetch descriptor.json --publication kvcs-1/HEX/HEX/HEX/HEX --segment 1 ...
 
 PROMPT is a JSON file with the members "descriptor" and "tokens"; with --publication the tokens
@@ -78,10 +78,10 @@ async def run(args: Namespace) -> int:
     layers = parse_layers(args.layers, prompt.descriptor.layers)
     blocks, segment = _blocks(args.blocks), _segment(args.segment)
     expected = expectations(settings, prompt)
-    known = len(expected.block_keys)
+    known = len(expected[0].block_keys)
     if blocks is not None and known and blocks.stop > known:
         raise ConfigError(f"--blocks is {args.blocks!r}, the prompt has {known} blocks")
-    publication = _publication(args.publication, expected)
+    publication, expected = _publication(args.publication, expected)
     wish = wished(
         settings,
         layers=layers,
@@ -121,18 +121,22 @@ def _segment(text: str | None) -> int | None:
     return found.start
 
 
-def _publication(text: str | None, expected: Expectations) -> PublicationName | None:
+def _publication(
+    text: str | None, expected: list[Expectations]
+) -> tuple[PublicationName | None, list[Expectations]]:
+    """Return which publication is wanted, if only one is, and what is expected in its scope."""
     if text is None:
-        return None
+        return None, expected
     namespace, track = parse_name(text)
     if track is not None:
         raise BadName(f"--publication is {text[:160]!r}, expected a namespace without a track")
     name = PublicationName.from_namespace(namespace)
-    if name.scope_id != expected.scope_key.scope_id:
+    here = [one for one in expected if one.scope_key.scope_id == name.scope_id]
+    if not here:
         raise ConfigError(f"--publication {name} is of another scope than the scope key")
-    if name.compatibility_id != expected.scope_key.compatibility_id(expected.descriptor):
+    if name.compatibility_id != here[0].scope_key.compatibility_id(here[0].descriptor):
         raise ConfigError(f"--publication {name} is of another descriptor")
-    return name
+    return name, here
 
 
 def _notes(layers: range | None, blocks: range | None, segment: int | None) -> dict[str, Any]:

@@ -34,8 +34,8 @@ are longer than the prompt. The list is in memory: after a restart, holders regi
 
 Each line of the tokens file has a Scope ID in hex, what the token is good for in that scope (read,
 write or read,write), and the token. What an index says is never trusted: what is had from a holder
-is verified by who gets it. On SIGHUP, tokens, certificate and key are read again. On SIGINT or
-SIGTERM, requests have --drain-s seconds to end.
+is verified by who gets it. On SIGHUP, and when they change, tokens, certificate and key are read
+again. On SIGINT or SIGTERM, requests have --drain-s seconds to end.
 """
 
 log = structlog.get_logger("kvcs")
@@ -94,6 +94,6 @@ async def run(args: Namespace) -> int:
             await service.close(settings.drain_s)
         output.tell("stopped", **{c.value: n for c, n in counters.items() if n})
 
-    with renewing_certificate(settings, renew):
+    with renewing_certificate(settings, renew, [settings.tokens_file]):
         await run_until_stopped(serve, grace=settings.drain_s + 5.0)
     return 0

@@ -1,4 +1,4 @@
-"""``kvcs keys``: print the identifiers of a descriptor and tokens, or make a scope key."""
+"""``kvcs keys``: print the identifiers of a descriptor and tokens, or make keys."""
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from kvcs.cli import newkeys
 from kvcs.cli.inputs import (
     STDIN,
     descriptor_and_tokens,
@@ -15,6 +16,7 @@ from kvcs.cli.inputs import (
     shown_name,
     tokens_from,
 )
+from kvcs.cli.output import Output
 from kvcs.config import ScopedSettings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.kvsp.descriptor import Descriptor
@@ -22,16 +24,16 @@ from kvcs.kvsp.keys import ScopeKey, anchor_key, block_keys_sha256
 from kvcs.profile.naming import PROFILE
 
 NAME = "keys"
-HELP = "print the identifiers of a descriptor and tokens"
-DESCRIPTION = """
+HELP = "print the identifiers of a descriptor and tokens; make scopes and keys"
+DESCRIPTION = f"""
 Print the identifiers that a descriptor and tokens have in a scope. Two hosts that print the
 same can use each other's caches; where they differ, the first line that differs says why:
 the scope key, the descriptor, or the tokens. No identifier tells the key, the model or the
 prompt to somebody without the scope key.
-"""
-EPILOG = """
+{newkeys.DESCRIPTION}"""
+EPILOG = f"""
 examples:
-  kvcs keys --new scope.key
+{newkeys.EXAMPLES.strip(chr(10))}
   kvcs keys --scope-key-file scope.key cache.json
   kvcs keys --scope-key-file scope.key descriptor.json --tokens prompt.json --json
   echo 1 2 3 4 | kvcs keys --scope-key-file scope.key descriptor.json --tokens - --blocks
@@ -58,7 +60,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--new",
         metavar="FILE",
-        help="make a new scope key in FILE, readable by its owner alone, and print its Scope ID",
+        help="make a new scope key alone in FILE, readable by its owner alone, and print its "
+        "Scope ID",
+    )
+    parser.add_argument(
+        "--scope-file",
+        metavar="FILE",
+        action="append",
+        default=SUPPRESS,
+        help="the scope; also KVCS_SCOPE_FILE, or scope_file = in the settings file",
     )
     parser.add_argument(
         "--scope-key-file",
@@ -70,10 +80,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", default=SUPPRESS, help="TOML file with settings"
     )
+    newkeys.add_arguments(parser)
 
 
 async def run(args: Namespace) -> int:
     """Do the work and return the exit status."""
+    if args.descriptor in newkeys.WORDS:
+        if args.file is None:
+            raise ConfigError(f"kvcs keys {args.descriptor}: no FILE given, expected one")
+        newkeys.WORDS[args.descriptor](args, Output(as_json=args.json))
+        return 0
+    if args.file is not None:
+        words = ", ".join(newkeys.WORDS)
+        raise ConfigError(f"{args.descriptor!r:.60} before a second FILE, expected {words}")
     if args.new is not None:
         if args.descriptor is not None or args.tokens is not None:
             raise ConfigError("--new makes a key and does nothing else: leave the rest out")

@@ -15,6 +15,7 @@ from kvcs import __version__, errors
 from kvcs.cli import (
     advise,
     bench,
+    check,
     consume,
     demo,
     fetch,
@@ -35,7 +36,8 @@ from moqt.errors import MoqtError
 
 #: In the order in which ``kvcs --help`` lists them.
 SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, store, index, ping, bench, advise, keys, token, show,
+    demo, produce, consume, fetch, relay, store, index, ping, check, bench, advise, keys, token,
+    show,
 )  # fmt: skip
 
 #: Scripts branch on these, so they are part of the public interface. The first row that fits.
@@ -68,8 +70,8 @@ EXIT_BROKEN_PIPE = 141
 
 _EPILOG = """\
 A first look, with nothing but this machine:
-  kvcs keys --new scope.key                make a scope key
-  kvcs keys --scope-key-file scope.key CACHE.json
+  kvcs keys new-scope scope.toml           make a scope: a key, and that objects are sealed
+  kvcs keys --scope-file scope.toml CACHE.json
                                            the identifiers of a descriptor and its tokens
   kvcs token --help                        who may do what, and how to say so
   kvcs show FILE                           explain an object, a manifest, a descriptor, a name

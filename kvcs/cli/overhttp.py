@@ -6,6 +6,7 @@ from typing import Self
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, note
 from kvcs.cli.output import Output
 from kvcs.config import (
     Address,
@@ -176,7 +177,7 @@ class OverHttp:
             yield
 
     def renewing(self, identify: Callable[[ServerTls], None]) -> Callable[[ServerTls], None]:
-        """Return what SIGHUP does: that, the same for HTTPS, and the tokens read again."""
+        """Return what reads files again: that, the same for HTTPS, and the tokens read again."""
 
         def renew(tls: ServerTls) -> None:
             if self._service is not None and self._settings.tokens_file is not None:
@@ -243,7 +244,12 @@ def block_clients(settings: ConsumerSettings) -> list[BlockClient]:
 
 def _tls(settings: IndexedSettings) -> ClientTls:
     # The name that a relay's certificate shows, if that is set, is not a service's.
-    return ClientTls(settings.ca_file, not settings.insecure_skip_verify)
+    return ClientTls(
+        settings.ca_file,
+        not settings.insecure_skip_verify,
+        certificate_file=settings.client_certificate_file,
+        key_file=settings.client_key_file,
+    )
 
 
 def _options(settings: IndexedSettings) -> ClientOptions:
@@ -258,8 +264,10 @@ def renew_tokens(service: HttpService, path: object) -> None:
         service.authorizer = TokenFile.read(str(path))
     except ConfigError as exc:
         log.warning(LogEvent.TOKENS_REFUSED, error=str(exc))
+        note(AuditEvent.KEY, Outcome.REFUSED, reason=str(exc))
     else:
         log.info(LogEvent.TOKENS_TAKEN, file=str(path))
+        note(AuditEvent.KEY, Outcome.TAKEN, reason=f"tokens of {path}")
 
 
 def _is_every(host: str) -> bool:

@@ -2,13 +2,16 @@
 
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
 from kvcs.cli.output import Output
 from kvcs.config import Address, PingSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
-from kvcs.link import client_tls, quic_settings
+from kvcs.link import client_config, client_tls, quic_settings
 from kvcs.telemetry import set_up_logging
 from moqt.aio import ClientTls, MoqtUri, connect
+from moqt.codepoints import SessionErrorCode
+from moqt.errors import SessionClosed
 
 NAME = "ping"
 HELP = "ask a producer or relay whether it serves"
@@ -18,6 +21,9 @@ exit status tells whether sessions are taken, within --connect-timeout-s.
 
   kvcs ping moqt://relay:4443/ --ca-file ca.pem
   KVCS_LISTEN=:4443 kvcs ping         the daemon of this machine that listens there
+
+Where tokens are asked for, the one of --token-file is shown. Without one it is enough that a token
+is asked for: then it serves, but nobody unknown.
 
 Without URI, the port that the setting listen names is asked over loopback. Who answers there is
 this machine itself, so that its certificate may name whomever it likes.
@@ -43,15 +49,23 @@ async def run(args: Namespace) -> int:
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     uri, tls = target(args.uri, settings)
     began = time.monotonic()
-    async with connect(
-        uri,
-        tls=tls,
-        quic=quic_settings(settings),
-        timeout_s=settings.connect_timeout_s,
-        drain_s=0.0,
-    ):
-        seconds = round(time.monotonic() - began, 3)
-    Output(as_json=args.json).tell("serves", uri=uri, seconds=seconds)
+    authorized = True
+    try:
+        async with connect(
+            uri,
+            tls=tls,
+            quic=quic_settings(settings),
+            config=client_config(settings),
+            timeout_s=settings.connect_timeout_s,
+            drain_s=0.0,
+        ):
+            seconds = round(time.monotonic() - began, 3)
+    except SessionClosed as exc:
+        # Who asks without a token whether it serves is told: it does, but whom it knows.
+        if settings.token_file is not None or exc.code != SessionErrorCode.UNAUTHORIZED:
+            raise
+        seconds, authorized = round(time.monotonic() - began, 3), False
+    Output(as_json=args.json).tell("serves", uri=uri, seconds=seconds, authorized=authorized)
     return 0
 
 
@@ -70,4 +84,5 @@ def target(uri: str | None, settings: PingSettings) -> tuple[str, ClientTls]:
     if settings.listen is None:
         raise ConfigError("whom to ask: expected moqt://HOST:PORT/PATH, or listen to be set")
     host, port = settings.listen
-    return f"moqt://{Address(_LOOPBACK.get(host, host), port)}/", ClientTls(verify=False)
+    here = f"moqt://{Address(_LOOPBACK.get(host, host), port)}/"
+    return here, replace(client_tls(settings), verify=False)

@@ -10,28 +10,39 @@ from pathlib import Path
 
 import orjson
 
+from kvcs.audit import auditing
+from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
 from kvcs.config import ProducerSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
 from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, SyntheticSource
 from kvcs.telemetry import Counter, set_up_logging
+from kvcs.trust.producers import check_listed
 
 NAME = "produce"
 HELP = "publish a KV cache and serve it until stopped"
 DESCRIPTION = """\
 Publish one KV cache, layer by layer, and serve it until SIGINT or SIGTERM: to consumers that
 connect here (--listen), or through relays (--connect). On the first signal, sessions have
---drain-s seconds to end. On SIGHUP, certificate and key are read again, for those who connect from
-then on.
+--drain-s seconds to end. On SIGHUP, and when they change, certificate and key are read again, for
+those who connect from then on.
 
   kvcs produce cache.safetensors --listen 127.0.0.1:4443 \\
-      --certificate-file cert.pem --key-file key.pem --scope-key-file scope.key
+      --certificate-file cert.pem --key-file key.pem --scope-file scope.toml
   kvcs produce --synthetic llama-3.1-8b --tokens 4096 --layer-interval-ms 40 --listen ...
 
 With --http, blocks are served over HTTPS as well, to who has a token of --tokens-file. With
@@ -123,11 +134,10 @@ async def run(args: Namespace) -> int:
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
     source = _source(args)
     _prefix(source, args)  # one that cannot be is refused here
-    producer = Producer(
-        settings.load_scope(),
-        ProducerOptions.of(settings),
-        producer_key=settings.load_producer_key(),
-    )
+    scope, producer_key = settings.load_scope(), settings.load_producer_key()
+    check_listed(scope.producers, producer_key, time.time())
+    producer = Producer(scope, ProducerOptions.of(settings), producer_key=producer_key)
+    authorizing, config = Authorizing(settings, producer.ask_again), client_config(settings)
     over_http = OverHttp.of_producer(producer, settings)
     output = Output(as_json=args.json)
 
@@ -136,11 +146,18 @@ async def run(args: Namespace) -> int:
             address: tuple[str, int] | None = None
             if settings.listen is not None:
                 address = await producer.listen(
-                    *settings.listen, tls=server_tls(settings), quic=quic_settings(settings)
+                    *settings.listen,
+                    tls=server_tls(settings),
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
+                    authority=authorizing.authority,
                 )
                 output.tell("listening", host=address[0], port=address[1])
             for uri in settings.connect:
-                producer.announce_at(uri, tls=client_tls(settings), quic=quic_settings(settings))
+                producer.announce_at(
+                    uri, tls=client_tls(settings), quic=quic_settings(settings), config=config
+                )
             async with over_http.serving(address, output):
                 await _publish(producer, source, args, output, stopping)
                 while args.repeat_s is not None and not await _set_within(stopping, args.repeat_s):
@@ -149,10 +166,11 @@ async def run(args: Namespace) -> int:
         output.tell("stopped", **{c.value: n for c, n in producer.counters.items() if n})
 
     listens = settings.listen is not None or settings.http_listen is not None
-    renew = over_http.renewing(producer.identify)
-    with renewing_certificate(settings, renew) if listens else nullcontext():
+    renew = authorizing.renewing(over_http.renewing(producer.identify))
+    renewing = renewing_certificate(settings, renew, [settings.tokens_file])
+    with auditing(settings.audit_file), renewing if listens else nullcontext():
         # What is over HTTP is drained first, then the sessions.
-        await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
+        await run_until_stopped(serve, authorizing.keep, grace=2 * settings.drain_s + 8.0)
     return 0
 
 

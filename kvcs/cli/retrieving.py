@@ -1,34 +1,41 @@
 """What subcommands that retrieve have in common: flags, what is expected, the run, the telling."""
 
 import os
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kvcs.cli.inputs import descriptor_and_tokens, parse_json, parse_tokens, read_octets, shown_name
 from kvcs.cli.inputs import tokens_from as checked_tokens
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import block_clients, index_client
+from kvcs.cli.scopes import believed, turns
 from kvcs.config import ConsumerSettings
-from kvcs.consumer.events import Event, Failed, LayerReady
+from kvcs.consumer.events import Event, Failed, FailureReason, LayerReady
 from kvcs.consumer.retrieval import ConnectionSpec, Retrieval, RetrievalSettings, consume
 from kvcs.consumer.selection import Wish
 from kvcs.consumer.services import HttpIndex, HttpSections
 from kvcs.consumer.trust import Expectations
-from kvcs.errors import ConfigError
+from kvcs.errors import ConfigError, NotFound
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.lifecycle import cancelled_by_sigterm
-from kvcs.link import client_tls, quic_settings
+from kvcs.link import client_config, client_tls, quic_settings
 from kvcs.profile.manifest import DEFAULT_LIMITS
 from kvcs.profile.naming import PublicationName
 from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink, BlockSink, GrowingSafetensorsSink, SafetensorsSink
+from kvcs.telemetry import LogEvent
+from kvcs.trust.scope import Scope
+
+log = structlog.get_logger("kvcs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +89,23 @@ def read_prompt(args: Namespace, *, may_lack_tokens: bool = False) -> Prompt:
     raise ConfigError(f"{name}: no member 'tokens', expected it there or --tokens FILE")
 
 
-def expectations(settings: ConsumerSettings, prompt: Prompt) -> Expectations:
-    """Return what a publication is held against.
+def expectations(settings: ConsumerSettings, prompt: Prompt) -> list[Expectations]:
+    """Return what a publication is held against, for each scope that is looked in.
 
     Raises:
         ConfigError: If a key cannot be used, or the prompt has no whole block.
     """
-    scope = settings.load_scope()
+    return [_expectations_in(scope, settings, prompt) for scope in settings.load_scopes()]
+
+
+def _expectations_in(scope: Scope, settings: ConsumerSettings, prompt: Prompt) -> Expectations:
+    trusted, required = believed(settings, scope)
     expected = Expectations(
         scope_key=scope.key,
         protection=scope.protection,
         descriptor=prompt.descriptor,
-        trusted=settings.load_trusted_keys(),
-        require_signature=settings.require_signature,
+        trusted=trusted,
+        require_signature=required,
         max_data_octets=settings.max_object_octets,
     )
     return expected if prompt.tokens is None else expected.with_tokens(prompt.tokens)
@@ -183,7 +194,7 @@ def sink_for(
 
 
 async def retrieve(
-    expected: Expectations,
+    expected: Sequence[Expectations],
     settings: ConsumerSettings,
     sink: BlockSink,
     wish: Wish,
@@ -193,8 +204,10 @@ async def retrieve(
 ) -> None:
     """Retrieve, until everything is there.
 
+    Of several scopes one is looked in after the other, until there is a publication in one.
+
     Args:
-        expected: What a publication is held against.
+        expected: What a publication is held against, for each scope that is looked in.
         settings: Whom to ask, and how patiently.
         sink: Where tensors land.
         wish: What is wanted.
@@ -204,8 +217,49 @@ async def retrieve(
     Raises:
         KvcsError: As :meth:`~kvcs.consumer.retrieval.Retrieval.result` does.
     """
+    ends_at = time.monotonic() + settings.deadline_s
+    for number, seconds, is_last in turns(len(expected), settings.discovery_timeout_s):
+        left = ends_at - time.monotonic()
+        hurried = {"deadline_s": max(left, 0.001), "discovery_timeout_s": seconds}
+        this = settings.model_copy(update=hurried) if len(expected) > 1 else settings
+        try:
+            await _retrieve_in(
+                expected[number], this, sink, wish,
+                tell if is_last else _without_the_end(tell), publication,
+            )  # fmt: skip
+        except NotFound:
+            if is_last:
+                raise
+            log.info(LogEvent.SCOPE_WITHOUT, scope=expected[number].scope_key.scope_id)
+        else:
+            return
+
+
+def _without_the_end(
+    tell: Callable[[Event, Retrieval], None],
+) -> Callable[[Event, Retrieval], None]:
+    """Return who tells everything, but not that nothing was found: it is looked for elsewhere."""
+
+    def telling(event: Event, retrieval: Retrieval) -> None:
+        if not isinstance(event, Failed) or event.reason is not FailureReason.NOT_FOUND:
+            tell(event, retrieval)
+
+    return telling
+
+
+async def _retrieve_in(
+    expected: Expectations,
+    settings: ConsumerSettings,
+    sink: BlockSink,
+    wish: Wish,
+    tell: Callable[[Event, Retrieval], None],
+    publication: PublicationName | None,
+) -> None:
+    config = client_config(settings)
     connections = [
-        ConnectionSpec(uri=uri, tls=client_tls(settings), quic=quic_settings(settings))
+        ConnectionSpec(
+            uri=uri, tls=client_tls(settings), quic=quic_settings(settings), config=config
+        )
         for uri in settings.connect
     ]
     index = index_client(settings, expected.scope_key.scope_id)

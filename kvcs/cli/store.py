@@ -4,20 +4,33 @@ import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+from kvcs.audit import auditing
+from kvcs.cli.authorizing import Authorizing
 from kvcs.cli.output import Output
 from kvcs.cli.overhttp import OverHttp
 from kvcs.cli.renewal import renewing_certificate
+from kvcs.cli.scopes import believed
 from kvcs.config import StoreSettings, add_settings, settings_from
 from kvcs.depot.archive import listing
 from kvcs.depot.daemon import Store, StoreOptions
 from kvcs.depot.shelf import Holding
 from kvcs.errors import ConfigError
 from kvcs.lifecycle import run_until_stopped
-from kvcs.link import client_tls, quic_settings, server_tls
+from kvcs.link import (
+    client_config,
+    client_tls,
+    guests,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    session_config,
+)
 from kvcs.profile.naming import PROFILE
 from kvcs.telemetry import set_up_logging
+from kvcs.trust.scope import Scope
 from moqt.names import TrackNamespace
 
 NAME = "store"
@@ -31,7 +44,8 @@ is sent.
 
   kvcs store /srv/kvcs --connect moqt://relay:4443/ --budget-octets 200GiB \\
       --listen 0.0.0.0:4444 --certificate-file cert.pem --key-file key.pem \\
-      --scope-key-file scope.key
+      --issuers-file issuers.toml --audience moqt://store:4444 \\
+      --token-file store.token --scope-file scope.toml
   kvcs store --list /srv/kvcs
 
 With --index, publications that are held whole are listed at an index, which is asked for their
@@ -44,7 +58,8 @@ Block Keys; with --http, blocks are served over HTTPS as well, to who has a toke
 When the budget is used up, whole publications go, the least recently used first, none that is being
 read or written. One that its producer did not finish is served as far as it goes, and dropped
 --partial-s seconds after its last object. On SIGINT or SIGTERM, sessions have --drain-s seconds to
-end. On SIGHUP, certificate and key are read again, for those who connect from then on.
+end. On SIGHUP, and when they change, certificate and key are read again, for those who connect from
+then on.
 """
 
 #: Seconds between lines about what changes.
@@ -70,15 +85,18 @@ async def run(args: Namespace) -> int:
         return 0
     settings = settings_from(StoreSettings, args)
     set_up_logging(log_format=settings.log_format, level=settings.log_level)
-    scope = settings.load_scope()
+    scope = _the_one_scope(settings)
     prefixes = [_prefix(scope.key.scope_id, text) for text in settings.only]
+    trusted, required = believed(settings, scope)
     store = Store(
         Path(args.folder),
         scope,
-        StoreOptions.of(settings),
-        trusted=settings.load_trusted_keys(),
+        replace(StoreOptions.of(settings), require_signature=required),
+        trusted=trusted,
     )
     over_http = OverHttp.of_store(store, settings)
+
+    authorizing, config = Authorizing(settings, store.ask_again), client_config(settings)
 
     async def serve(stopping: asyncio.Event) -> None:
         tls, quic = client_tls(settings), quic_settings(settings)
@@ -87,22 +105,39 @@ async def run(args: Namespace) -> int:
             output.tell("opened", publications=len(shelf), octets=shelf.used)
             address: tuple[str, int] | None = None
             if settings.listen is not None:
-                address = await store.listen(*settings.listen, tls=server_tls(settings), quic=quic)
+                address = await store.listen(
+                    *settings.listen,
+                    tls=server_tls(settings),
+                    quic=serving_quic(settings),
+                    config=session_config(settings),
+                    guests=guests(settings),
+                    authority=authorizing.authority,
+                )
                 output.tell("listening", host=address[0], port=address[1])
             for uri in settings.announce:
-                store.announce_at(uri, tls=tls, quic=quic)
+                store.announce_at(uri, tls=tls, quic=quic, config=config)
             if settings.connect:
-                store.follow(settings.connect, prefixes=prefixes, tls=tls, quic=quic)
+                store.follow(settings.connect, prefixes=prefixes, tls=tls, quic=quic, config=config)
             async with over_http.serving(address, output):
                 await _tell_changes(store, output, stopping)
         output.tell("stopped", **{c.value: n for c, n in store.depot.counters.items() if n})
 
     listens = settings.listen is not None or settings.http_listen is not None
-    renew = over_http.renewing(store.identify)
-    with renewing_certificate(settings, renew) if listens else nullcontext():
+    renew = authorizing.renewing(over_http.renewing(store.identify))
+    renewing = renewing_certificate(settings, renew, [settings.tokens_file])
+    with auditing(settings.audit_file), renewing if listens else nullcontext():
         # What is over HTTP is drained first, then the sessions.
-        await run_until_stopped(serve, grace=2 * settings.drain_s + 8.0)
+        await run_until_stopped(serve, authorizing.keep, grace=2 * settings.drain_s + 8.0)
     return 0
+
+
+def _the_one_scope(settings: StoreSettings) -> Scope:
+    scopes = settings.load_scopes()
+    if len(scopes) > 1:
+        raise ConfigError(
+            f"scope_file names {len(scopes)} files, expected one: a folder is for one scope"
+        )
+    return scopes[0]
 
 
 async def _tell_changes(store: Store, output: Output, stopping: asyncio.Event) -> None:

@@ -9,6 +9,7 @@ from, what was found and what was expected. A name that nobody knows is wrong, t
 flag, since command lines are public on a machine, and no message shows one.
 """
 
+from kvcs.config.access import Access
 from kvcs.config.commands import (
     SETTINGS,
     BenchSettings,
@@ -48,6 +49,7 @@ __all__ = [
     "DEFAULT_FILE",
     "ENV_PREFIX",
     "SETTINGS",
+    "Access",
     "Address",
     "BenchSettings",
     "CommonSettings",

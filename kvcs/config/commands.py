@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kvcs.config.common import (
+    CertifiedSettings,
     CommonSettings,
     HoldingSettings,
     IndexedSettings,
@@ -152,7 +153,7 @@ class ConsumerSettings(IndexedSettings):
 
     @model_validator(mode="after")
     def _check_trust(self) -> "ConsumerSettings":
-        if self.require_signature and not self.trust:
+        if self.require_signature and not self.trust and not self.scope_file:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self
 
@@ -189,9 +190,6 @@ class RelaySettings(ListeningSettings):
         max_length=8192,
         description="where sessions are told to go after SIGTERM, moqt://HOST:PORT/PATH",
     )
-    max_requests: int = Field(
-        default=4096, ge=1, description="requests of one session at once; more are refused"
-    )
     max_namespaces: int = Field(
         default=4096, ge=1, description="namespaces that one session may announce"
     )
@@ -205,12 +203,6 @@ class RelaySettings(ListeningSettings):
     )
     max_tracks: int = Field(
         default=65_536, ge=1, description="tracks that are kept or passed on at once"
-    )
-    max_filter_ranges: int = Field(
-        default=64, ge=0, description="ranges in the filters of one request"
-    )
-    max_request_updates: int = Field(
-        default=32, ge=1, description="unanswered updates of one request; more end the session"
     )
     publisher_grace_s: float = Field(
         default=2.0, ge=0, description="seconds that a track waits for another producer when lost"
@@ -262,6 +254,11 @@ class StoreSettings(HoldingSettings):
         gt=0,
         description="seconds that a publication is kept of which something is missing",
     )
+    stall_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds that a consumer may take nothing while there is no room for others",
+    )
     at_once: int = Field(
         default=16, ge=1, description="publications that are brought at the same time"
     )
@@ -278,7 +275,7 @@ class StoreSettings(HoldingSettings):
                 "index_uri is not set, expected an index since http_listen is: it knows the Block "
                 "Keys of what is kept, which nobody can compute without the tokens"
             )
-        if self.require_signature and not self.trust:
+        if self.require_signature and not self.trust and not self.scope_file:
             raise ValueError("trust is not set, expected a public key since require_signature is")
         return self
 
@@ -291,7 +288,7 @@ class StoreSettings(HoldingSettings):
         return trusted_keys(self.trust)
 
 
-class IndexSettings(CommonSettings):
+class IndexSettings(CertifiedSettings):
     """What ``kvcs index`` can be told."""
 
     table: ClassVar[str] = "index"

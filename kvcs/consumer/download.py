@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, note_publication
 from kvcs.consumer.assembler import Assembler, Contradicted, Expected
 from kvcs.consumer.errands import (
     Bad,
@@ -826,6 +827,9 @@ class Download:
     def _tell(self, event: Event) -> None:
         if isinstance(event, ObjectRejected):
             self._note_rejected(event)
+            note_publication(
+                self.name, Outcome.REJECTED, str(event.reason), event=AuditEvent.OBJECTS
+            )
             rejected = self.assembler.summary().rejected
             if rejected >= self._settings.max_rejected:
                 text = f"{rejected} Objects were rejected"

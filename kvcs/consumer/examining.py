@@ -34,7 +34,7 @@ class Examined:
 
 
 class Examiner:
-    """Opens the Objects of one track, checks and decodes them (KVCS Section 3.5, decision 7).
+    """Checks the Objects of one track and decodes them (KVCS Section 3.5, decision 7).
 
     Changes nothing once it is made, so it may be used in any threads.
 
@@ -44,7 +44,7 @@ class Examiner:
         descriptor: The manifest's descriptor.
         codecs: The codecs that this end knows.
         max_data_octets: Limit on Data Length, and on the octets that are decoded from it.
-        opener: Opens them; by default they are in clear, and sealed ones are refused.
+        opener: Opens the Objects of the track.
 
     Attributes:
         section_octets: Length of the tensor of one Object, decoded.
@@ -75,9 +75,10 @@ class Examiner:
         self._codecs = codecs
         self._limit = max_data_octets
         self._opener = opener
-        codec = codecs.get(track.codec)
+        codec, octets = codecs.get(track.codec), max_data_octets
         is_fixed = codec is not None and codec.fixed_length
-        octets = min(max_data_octets, self.section_octets) if is_fixed else max_data_octets
+        if is_fixed:
+            octets = min(octets, self.section_octets)
         self._longest = opener.longest(HEADER_OCTETS + octets, fixed_length=is_fixed)
 
     def examine(self, payload: Octets, layer: int, block: int, cover: Cover = BARE) -> Examined:
@@ -94,17 +95,11 @@ class Examiner:
         Raises:
             BadObject: If a check fails. Treat the Object as missing; others are unaffected.
         """
-        is_octets = type(payload) is bytes
-        if self._opener is not IN_CLEAR or cover.properties:
-            payload = self._opener.open(Location(layer, block), cover, payload, self._longest)
-            is_octets = True  # or a view of them
-        if (
-            self.is_raw
-            and is_octets
-            and (found := self._as_promised(payload, layer, block)) is not None
-        ):
-            return found
-        return self._examine(payload, layer, block)
+        opened = self._opener.open(Location(layer, block), cover, payload, self._longest)
+        found = None
+        if self.is_raw and not isinstance(opened, bytearray):
+            found = self._as_promised(opened, layer, block)
+        return self._examine(opened, layer, block) if found is None else found
 
     def _as_promised(self, payload: Octets, layer: int, block: int) -> Examined | None:
         """Return what a good raw Object is, as nearly all are; None: look at it step by step."""

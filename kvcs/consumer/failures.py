@@ -20,8 +20,13 @@ from kvcs.errors import (
     NotFound,
     PublicationFailed,
 )
+from moqt.codepoints import SessionErrorCode
+from moqt.errors import SessionClosed
 from moqt.session.events import SessionTerminated
 
+#: What a session is closed with that will be closed so again, as long as the token is the same.
+#: One that has expired may be another one by then.
+_BARRED = (SessionErrorCode.UNAUTHORIZED, SessionErrorCode.MALFORMED_AUTH_TOKEN)
 #: Failures that say that there was nobody to ask.
 _VAGUE = (FailureReason.UNREACHABLE, FailureReason.NOT_FOUND)
 #: Missing Objects that an exception lists one by one; the event has them all.
@@ -44,9 +49,23 @@ class Failure(NamedTuple):
     lost: bool = False
     """Whether something that was there is lost: a connection, or a publisher behind it."""
 
+    barred: bool = False
+    """Whether who was asked takes nothing from us, whatever it is and how often."""
+
+
+def session_refused(closed: SessionTerminated | SessionClosed) -> Failure | None:
+    """Return the failure that a session is which the peer does not let us have; None: it does."""
+    if not closed.by_peer or closed.code not in _BARRED:
+        return None
+    name = SessionErrorCode(closed.code).name
+    text = f"the session was refused: {name}, for the token that was shown or for want of one"
+    return Failure(FailureReason.UNREACHABLE, text, barred=True)
+
 
 def connection_lost(closed: SessionTerminated | None) -> Failure:
     """Return the failure that a closed session is."""
+    if closed is not None and (refused := session_refused(closed)) is not None:
+        return refused
     why = "" if closed is None else closed.reason or f"{closed.code!r}"
     return Failure(FailureReason.UNREACHABLE, f"connection lost: {why}", again=True, lost=True)
 

@@ -221,7 +221,7 @@ class Pursuit:
             found = await work
         if found is None or found.reason is FailureReason.ABANDONED:
             return found
-        if not lanes.is_good:
+        if not lanes.is_good and not found.barred:
             way.sent_to = way.where_sent(lanes.lead)
             return found._replace(again=True, lost=True)
         return found

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 
 from kvcs.consumer.events import FailureReason
-from kvcs.consumer.failures import Failure
+from kvcs.consumer.failures import Failure, session_refused
 from kvcs.errors import ConfigError
 from moqt.aio import ClientTls, MoqtConnection, MoqtUri, QuicSettings, open_connection
 from moqt.aio.tls import check_client_tls
-from moqt.errors import MoqtError
+from moqt.errors import MoqtError, SessionClosed
 from moqt.session.config import SessionConfig
 
 #: Seconds that closing a connection waits for the last words to be acknowledged.
@@ -70,6 +70,9 @@ class Sessions:
             )
         except ValueError as exc:  # TlsSettingsError is one: the caller's files, not a peer
             return Failure(FailureReason.UNUSABLE, f"{uri}: {exc}")
+        except SessionClosed as exc:
+            refused = session_refused(exc)
+            return refused or Failure(FailureReason.UNREACHABLE, f"{uri}: {exc}", again=True)
         except (OSError, TimeoutError, MoqtError) as exc:
             text = f"{uri}: {str(exc) or type(exc).__name__}"
             return Failure(FailureReason.UNREACHABLE, text, again=True)

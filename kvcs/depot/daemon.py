@@ -1,7 +1,7 @@
 """Store: a depot, whom it follows, and to whom it serves; the beginning and the end of it all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,8 +34,10 @@ from moqt.aio import (
     serve,
 )
 from moqt.aio.tls import check_client_tls
+from moqt.authority import Authority
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
+from moqt.session.guests import Guests
 
 log = structlog.get_logger("kvcs.depot")
 
@@ -59,6 +61,10 @@ class StoreOptions:
     stall_s: float = 600.0
     """Seconds without anything new until a publication is left alone."""
 
+    reader_stall_s: float = 10.0
+    """Seconds that a consumer may take nothing of what it reads, while what is read leaves no room
+    for what comes."""
+
     require_signature: bool = False
     """Take no plain manifest."""
 
@@ -80,6 +86,7 @@ class StoreOptions:
             partial_s=settings.partial_s,
             at_once=settings.at_once,
             stall_s=settings.stall_timeout_s,
+            reader_stall_s=settings.stall_s,
             require_signature=settings.require_signature,
             drain_s=settings.drain_s,
             connect_timeout_s=settings.connect_timeout_s,
@@ -114,7 +121,7 @@ class Store:
         scope: Scope | ScopeKey,
         options: StoreOptions | None = None,
         *,
-        trusted: dict[bytes, PublicKey] | None = None,
+        trusted: Mapping[bytes, PublicKey] | None = None,
         codecs: CodecRegistry | None = None,
         counters: Counters | None = None,
     ) -> None:
@@ -137,7 +144,7 @@ class Store:
             partial_s=options.partial_s,
             counters=counters,
         )
-        self._handler = DepotHandler(self.depot, scope.key.scope_id)
+        self._handler = DepotHandler(self.depot, scope.key.scope_id, options.reader_stall_s)
         self._servers: list[Server] = []
         self._relays: list[Relay] = []
         self._following: asyncio.Task[None] | None = None
@@ -159,8 +166,13 @@ class Store:
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
+        authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> tuple[str, int]:
         """Accept sessions of consumers and relays.
+
+        ``authority`` is asked about each session and each request; None: everything is allowed.
+        ``guests`` counts what each peer has; by default one with the limits that it comes with.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -177,6 +189,8 @@ class Store:
                 quic=quic,
                 config=config,
                 on_connection=on_connection,
+                authority=authority,
+                guests=guests,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
@@ -192,6 +206,11 @@ class Store:
         """
         for server in self._servers:
             server.identify(tls)
+
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
 
     def announce_at(
         self,
@@ -272,6 +291,7 @@ class Store:
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         await self.depot.__aenter__()
+        self._looking = self._tasks.create_task(self._handler.leave_stalled())
         return self
 
     async def __aexit__(
@@ -298,6 +318,7 @@ class Store:
         """Begin nothing new, let consumers finish, close everything."""
         log.info(LogEvent.STOPPING, drain_s=drain_s)
         self._handler.draining = True
+        self._looking.cancel()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import structlog
 
+from kvcs.audit import Outcome, note_publication
 from kvcs.depot.archive import MAX_EVICTED, Archive, Batch, DiskFullError, Wanted
 from kvcs.depot.gallery import Gallery
 from kvcs.depot.images import Image, ShelvedTrack
@@ -39,6 +40,9 @@ FREE_AGAIN_OCTETS = 64 << 20
 _READERS = 2
 #: Seconds between looks at what is too old, and at what was used.
 _HOUSEKEEPING_S = 10.0
+#: Seconds for which room is short after somebody was refused for want of it. Longer than readers
+#: may stand still, or they would outlast it.
+_SHORT_S = 60.0
 
 
 class NoRoomError(KvcsError):
@@ -114,6 +118,7 @@ class Depot:
         self._changed = asyncio.Event()
         self._changes = 0
         self._is_full = False
+        self._short_at: float | None = None
         self._failure: BaseException | None = None
         for holding in self._archive.holdings():
             self.shelf.put(holding)
@@ -124,6 +129,12 @@ class Depot:
     def holding(self, name: PublicationName) -> Holding | None:
         """Return what is held of a publication."""
         return self.shelf.get(name)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody was refused for want of room a short while ago."""
+        now = asyncio.get_running_loop().time()
+        return self._short_at is not None and now - self._short_at < _SHORT_S
 
     def is_served(self, name: PublicationName) -> bool:
         """Whether requests for a publication are answered; not while it comes for the first time.
@@ -286,6 +297,7 @@ class Depot:
         self._check_disk(octets)
         victims = self.shelf.room_for(octets, len(items))
         if victims is None:
+            self._short_at = asyncio.get_running_loop().time()
             raise NoRoomError(
                 f"no room for {octets} octets of {name}: {self.shelf.used} of "
                 f"{self.shelf.limit} are in use",
@@ -343,6 +355,7 @@ class Depot:
             objects=holding.objects,
             octets=holding.octets,
         )
+        note_publication(name, Outcome.PUBLISHED)
 
     def done(self, name: PublicationName) -> None:
         """Nothing is written to a publication any more, for now; what there is of it is served."""
@@ -468,6 +481,7 @@ class Depot:
             self.whole.remove(name.namespace)
         self.gallery.forget(name)
         log.info(event, publication=str(name), octets=holding.octets, **more)
+        note_publication(name, Outcome.WITHDRAWN, more.get("reason") or event.value)
         # In the order of what is written: nothing that comes after it is for this one.
         drop = partial(self._archive.drop, holding.number, evicted=name if is_evicted else None)
         dropping = asyncio.get_running_loop().run_in_executor(self._writer, drop)

@@ -15,6 +15,8 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
+from kvcs.audit import AuditEvent, note_publication
+from kvcs.audit import Outcome as Became
 from kvcs.consumer.tasks import Tasks, set_within, tasks
 from kvcs.depot.archive import DiskFullError
 from kvcs.depot.depot import Depot, NoRoomError
@@ -553,6 +555,7 @@ class Keeper:
                 reason=str(why.reason),
                 text=str(why),
             )
+        note_publication(self._name, Became.REJECTED, str(why.reason), event=AuditEvent.OBJECTS)
         if self._rejected >= _MAX_REJECTED:
             self._end(Outcome.REFUSED, f"{self._rejected} Objects were rejected")
 

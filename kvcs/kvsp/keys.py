@@ -65,21 +65,32 @@ class ScopeKey:
             ConfigError: If the file cannot be read or the key is too short or too long; the
                 message names the file and the length found.
         """
+        # Raised where no variable holds a secret: some programs print those of a traceback.
+        key, wrong = cls._try_to_read(path)
+        if key is None:
+            raise ConfigError(f"scope key file {path}{wrong}")
+        return key
+
+    @classmethod
+    def _try_to_read(cls, path: str | Path) -> tuple[Self | None, str]:
+        """Return the key, or what is wrong with the file."""
         try:
             with Path(path).open("rb") as file:
                 # Twice, for hex, and some for white space around it.
                 content = file.read(2 * MAX_OCTETS + 64)
         except OSError as exc:
-            raise ConfigError(f"scope key file {path}: {exc.strerror or exc}") from None
+            return None, f": {exc.strerror or exc}"
         text = content.strip()
+        form = "raw"
         if text and _HEX_DIGITS.issuperset(text):
             if len(text) % 2:
-                raise ConfigError(f"scope key file {path}: an odd number of hex digits")
+                return None, ": an odd number of hex digits"
             content, form = bytes.fromhex(text.decode()), "in hex"
-        else:
-            form = "raw"
-        _check_length(f"scope key file {path} ({form})", len(content))
-        return cls(content)
+        try:
+            _check_length(f" ({form})", len(content))
+        except ConfigError as exc:
+            return None, str(exc)
+        return cls(content), ""
 
     @property
     def scope_id(self) -> bytes:

@@ -48,7 +48,9 @@ from moqt.aio import (
     serve,
 )
 from moqt.aio.tls import check_client_tls
+from moqt.authority import Authority
 from moqt.session.config import SessionConfig
+from moqt.session.guests import Guests
 
 log = structlog.get_logger("kvcs.producer")
 T = TypeVar("T")
@@ -181,10 +183,14 @@ class Producer:
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
         on_connection: Callable[[MoqtConnection], None] | None = None,
+        authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> tuple[str, int]:
         """Accept sessions.
 
         ``on_connection`` is called with each new one, ahead of its SETUP; for figures.
+        ``authority`` is asked about each session and each request; None: everything is allowed.
+        ``guests`` counts what each peer has; by default one with the limits that it comes with.
 
         Returns:
             Address and UDP port, for ``port`` 0 the one that was free.
@@ -202,6 +208,8 @@ class Producer:
                 quic=quic,
                 config=config,
                 on_connection=on_connection,
+                authority=authority,
+                guests=guests,
             )
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
@@ -217,6 +225,11 @@ class Producer:
         """
         for server in self._servers:
             server.identify(tls)
+
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
 
     def announce_at(
         self,

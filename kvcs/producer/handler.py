@@ -4,13 +4,17 @@ import asyncio
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, Subject, note, note_access
 from kvcs.producer.answers import Refusal
 from kvcs.producer.holdings import Holdings
 from kvcs.telemetry import Counter, Counters, LogEvent
 from moqt.aio import MoqtConnection, RequestHandler
+from moqt.authority import Denied
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.events import (
+    AccessDecided,
     FetchReceived,
+    PeerLimited,
     PeerRequestEnded,
     PublishNamespaceReceived,
     RequestId,
@@ -53,6 +57,18 @@ class CountingHandler(RequestHandler):
     def request_ended(self, connection: MoqtConnection, event: PeerRequestEnded) -> None:
         """Count its reader out."""
         self._end_read(connection, event.request_id)
+
+    def access_decided(self, connection: MoqtConnection, event: AccessDecided) -> None:
+        """Count a refusal, and write down what was said."""
+        if isinstance(event.answer, Denied):
+            self._counters.add(Counter.REQUESTS_REFUSED)
+        note_access(connection.peer_address[0], event.action, event.namespace, event.answer)
+
+    def peer_limited(self, connection: MoqtConnection, event: PeerLimited) -> None:
+        """Count it, and write it down."""
+        self._counters.add(Counter.REQUESTS_REFUSED)
+        who = Subject(sub=event.who, address=connection.peer_address[0])
+        note(AuditEvent.LIMIT, Outcome.REFUSED, who=who, reason=event.reason)
 
     def connection_closed(self, connection: MoqtConnection) -> None:
         """Count all its readers out."""

@@ -8,6 +8,7 @@ import asyncio
 
 import structlog
 
+from kvcs.audit import Outcome, note_publication
 from kvcs.errors import ConfigError, Expired
 from kvcs.producer.answers import Answers
 from kvcs.producer.publication import Publication
@@ -55,6 +56,7 @@ class Holdings:
     def opened(self, publication: Publication) -> None:
         """Answer for a publication from now on, and let it be discovered."""
         self.answers.add(publication)
+        note_publication(publication.name, Outcome.PUBLISHED)
         self._counters.add(Counter.PUBLICATIONS)
         self._counters.add(Counter.MANIFESTS_PUBLISHED)
 
@@ -64,6 +66,7 @@ class Holdings:
         self._kept_changed.set()
         self._wake_waiters()  # it can make room now
         self._counters.add(Counter.PUBLICATIONS_FINISHED)
+        note_publication(publication.name, Outcome.FINISHED)
         log.info(
             LogEvent.PUBLICATION_FINISHED,
             publication=str(publication.name),
@@ -150,6 +153,7 @@ class Holdings:
 
     def _let_go(self, publication: Publication, why: str) -> None:
         self.answers.remove(publication, why)
+        note_publication(publication.name, Outcome.WITHDRAWN, why)
         self._retention.forget(publication)
         publication.drop()
         self._wake_waiters()

@@ -119,12 +119,27 @@ class ProducerKey:
         Raises:
             ConfigError: If it cannot be read, or for what it holds; the message names it.
         """
+        # Raised where no variable holds a secret: some programs print those of a traceback.
         try:
             return cls.from_pem(Path(path).read_bytes(), kid=kid)
         except OSError as exc:
-            raise ConfigError(f"producer key file {path}: {exc.strerror or exc}") from None
+            wrong = exc.strerror or str(exc)
         except ConfigError as exc:
-            raise ConfigError(f"producer key file {path}: {exc}") from None
+            wrong = str(exc)
+        raise ConfigError(f"producer key file {path}: {wrong}")
+
+    def to_file(self, path: str | Path) -> None:
+        """Write it to a new PEM file, not encrypted, readable by its owner alone.
+
+        Raises:
+            ConfigError: If the file exists already, or cannot be written.
+        """
+        try:
+            target = Path(path)
+            target.touch(mode=0o600, exist_ok=False)
+            target.write_bytes(self.private_pem())
+        except OSError as exc:
+            raise ConfigError(f"producer key file {path}: {exc.strerror or exc}") from None
 
     @property
     def algorithm(self) -> SigningAlgorithm:

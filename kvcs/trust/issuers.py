@@ -276,7 +276,8 @@ def read_secret_file(path: str | Path, *, limit: int, what: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
             mode = stat.S_IMODE(fstat(file.fileno()).st_mode)
-            content = file.read(limit + 1)
+            # No variable holds a secret where an error is raised below.
+            content = b"" if mode & 0o077 else file.read(limit + 1)
     except (OSError, ValueError) as exc:  # ValueError: a name with a NUL in it
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise ConfigError(f"{what} {path}: {reason}") from None
@@ -285,6 +286,7 @@ def read_secret_file(path: str | Path, *, limit: int, what: str) -> bytes:
             f"{what} {path} has mode {mode:04o}, expected 0600: it is for its owner alone"
         )
     if len(content) > limit:
+        content = b""
         raise ConfigError(f"{what} {path} has more than {limit} octets")
     return content
 

@@ -30,21 +30,32 @@ def private_key_from_file(path: str | Path) -> PrivateKey:
         ConfigError: If it cannot be read, others than its owner may read it, or it holds another
             kind of key; the message names the file and never shows what is in it.
     """
-    what = "issuer key file"
-    pem = read_secret_file(path, limit=_MAX_PEM_OCTETS, what=what)
+    # Raised where no variable holds the key: some programs print those of a traceback.
+    key, wrong = _try_to_read(path, "issuer key file")
+    if key is None:
+        raise ConfigError(wrong)
+    return key
+
+
+def _try_to_read(path: str | Path, what: str) -> tuple[PrivateKey | None, str]:
+    """Return the key, or what is wrong with the file."""
     try:
-        key = load_pem_private_key(pem, password=None)
+        key = load_pem_private_key(
+            read_secret_file(path, limit=_MAX_PEM_OCTETS, what=what), password=None
+        )
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{what} {path}: not a private key in PEM") from None
+        return None, f"{what} {path}: not a private key in PEM"
     except TypeError:  # how the library says that it is encrypted
-        raise ConfigError(f"{what} {path}: expected a key without a password") from None
+        return None, f"{what} {path}: expected a key without a password"
+    except ConfigError as exc:
+        return None, str(exc)
     if not isinstance(key, Ed25519PrivateKey | EllipticCurvePrivateKey):
-        raise ConfigError(f"{what} {path}: {type(key).__name__}, expected Ed25519 or P-256")
+        return None, f"{what} {path}: {type(key).__name__}, expected Ed25519 or P-256"
     try:
         algorithm_of(key.public_key())
     except ConfigError as exc:
-        raise ConfigError(f"{what} {path}: {exc}") from None
-    return key
+        return None, f"{what} {path}: {exc}"
+    return key, ""
 
 
 def private_key_to_pem(key: PrivateKey) -> bytes:

@@ -50,14 +50,8 @@ class PolicyFiles:
         """
         # Before they are read, so that whatever is written meanwhile counts as a change.
         self._stamps = {path: stamp_of(path) for path in self._watched}
-        folder = self._issuers_file.parent
         try:
-            members = _members(self._issuers_file)
-            tables = members.get(keys.TABLE, [])
-            named = files_named_in(tables, folder=folder)
-            self._stamps |= {path: stamp_of(path) for path in named}
-            issuers = issuers_from(tables, folder=folder)
-            identities = identities_from(members.get(clients.TABLE, []))
+            issuers, identities = self._read_believed(self._issuers_file)
             if not issuers and not identities:
                 raise ConfigError(f"nobody is believed, expected a table [[{keys.TABLE}]] at least")
         except ConfigError as exc:
@@ -66,6 +60,16 @@ class PolicyFiles:
         if self._revocations_file is not None:
             revocations = Revocations.from_file(self._revocations_file)
         return Policy(issuers, identities, revocations)
+
+    def _read_believed(self, file: Path) -> tuple[Issuers, tuple[Identity, ...]]:
+        """Read who is believed, and note the files that this names."""
+        members = _members(file)
+        tables = members.get(keys.TABLE, [])
+        named = files_named_in(tables, folder=file.parent)
+        self._stamps |= {path: stamp_of(path) for path in named}
+        return issuers_from(tables, folder=file.parent), identities_from(
+            members.get(clients.TABLE, [])
+        )
 
     def have_changed(self) -> bool:
         """Whether any file is another than when it was read last, found good or not."""

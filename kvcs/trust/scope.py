@@ -1,10 +1,12 @@
 """A scope: its key, and what goes with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
 from kvcs.kvsp.keys import ScopeKey
+from kvcs.trust.issuers import Issuers
+from kvcs.trust.producers import KnownProducer
 
 #: Which sealed Objects are made longer, so that their lengths tell less.
 Padding = Literal["auto", "none", "bucket"]
@@ -40,6 +42,12 @@ class Scope:
     key: ScopeKey
     protection: Protection | None = None
     """None: Objects go in clear, and sealed ones are discarded. Never either (decision 17)."""
+
+    producers: tuple[KnownProducer, ...] = field(default=(), hash=False)
+    """Whose manifests are believed; if there are any, unsigned ones are not."""
+
+    issuers: Issuers = field(default_factory=Issuers, hash=False)
+    """Whose tokens are believed."""
 
     @classmethod
     def of(cls, scope: "Scope | ScopeKey") -> "Scope":

@@ -71,22 +71,33 @@ class TokenFile:
                 that has expired; the message names the file and never shows what is in it.
         """
         self._stamp = stamp_of(self._path)
-        octets = read_secret_file(self._path, limit=_MAX_FILE_OCTETS, what="token file")
+        # Raised where no variable holds the token: some programs print those of a traceback.
+        found, wrong = self._try_to_read(now)
+        if found is None:
+            raise ConfigError(wrong)
+        self._held = found
+        return found
+
+    def _try_to_read(self, now: float) -> tuple[HeldToken | None, str]:
+        """Return the token, or what is wrong; note when to look again."""
+        try:
+            octets = read_secret_file(self._path, limit=_MAX_FILE_OCTETS, what="token file")
+        except ConfigError as exc:
+            return None, str(exc)
         try:
             value = token_from_octets(octets)
             claims = read_unverified(value).claims
         except BadToken as exc:
-            raise ConfigError(f"token file {self._path}: {exc}") from None
+            return None, f"token file {self._path}: {exc}"
         if now >= claims.expires_at + LEEWAY_S:
             ago = f"expired {now - claims.expires_at:.0f} s ago"
-            raise ConfigError(f"token file {self._path}: the token {ago}")
+            return None, f"token file {self._path}: the token {ago}"
         begin = now if claims.issued_at is None else min(claims.issued_at, now)
         half = begin + (claims.expires_at - begin) / 2
         if half <= now:  # it is late already, so in ever shorter steps
             half = now + (claims.expires_at - now) / 2
         self._look_at = max(half, now + _MIN_WAIT_S)
-        self._held = HeldToken(value, claims.expires_at, claims.token_id)
-        return self._held
+        return HeldToken(value, claims.expires_at, claims.token_id), ""
 
     def renewed(self, now: float) -> HeldToken | None:
         """Look whether there is another token: to be called about once a second.

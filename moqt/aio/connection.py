@@ -6,7 +6,8 @@ done), and a route from each Request ID to whoever waits for its events.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import structlog
@@ -23,8 +24,9 @@ from moqt.aio.tracks import (
     TracksSubscription,
 )
 from moqt.aio.transport import ConnectionLost, QuicTransport, TransportStats
+from moqt.authority import Authority
 from moqt.codepoints import GroupOrder, RequestErrorCode, SessionErrorCode
-from moqt.errors import SessionClosed
+from moqt.errors import SessionClosed, UsageError
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.commands import (
     CloseSession,
@@ -38,11 +40,13 @@ from moqt.session.commands import (
 from moqt.session.config import Role, SessionConfig
 from moqt.session.core import Session
 from moqt.session.events import (
+    AccessDecided,
     Event,
     FetchReceived,
     GoawayReceived,
     ObjectPiece,
     ObjectReceived,
+    PeerLimited,
     PeerRequestEnded,
     PublishNamespaceReceived,
     PublishReceived,
@@ -57,8 +61,11 @@ from moqt.session.events import (
     TrackStatusReceived,
     TracksUpdated,
 )
+from moqt.session.guests import Guests
 from moqt.session.localtrack import LocalTrack
+from moqt.session.streams import is_unidirectional
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter
+from moqt.wire.token import AuthorizationToken
 
 log = structlog.get_logger("moqt")
 
@@ -136,6 +143,12 @@ class RequestHandler:
     def request_ended(self, connection: "MoqtConnection", event: PeerRequestEnded) -> None:
         """A request that was handed out is over."""
 
+    def access_decided(self, connection: "MoqtConnection", event: AccessDecided) -> None:
+        """The authority said whether the peer may do something; it was told so already."""
+
+    def peer_limited(self, connection: "MoqtConnection", event: PeerLimited) -> None:
+        """The peer was at a limit of the session or its endpoint, and was told so."""
+
     def connection_closed(self, connection: "MoqtConnection") -> None:
         """The session is over; ``connection.closed`` says why. Always the last call."""
 
@@ -166,8 +179,17 @@ class MoqtConnection:
         role: Role,
         config: SessionConfig,
         handler: RequestHandler,
+        authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> None:
-        self.session = Session(role, config, wake=transport.wake)
+        self.session = Session(
+            role,
+            config,
+            wake=transport.wake,
+            authority=authority,
+            wall_clock=time.time,
+            guests=guests,
+        )
         self.going_away: GoawayReceived | None = None
         """The peer's GOAWAY for the whole session, once it has come."""
 
@@ -183,6 +205,7 @@ class MoqtConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._drain_s: float | None = None
+        self._said = 0  # octets on control and request streams since it was looked who reads them
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -195,6 +218,11 @@ class MoqtConnection:
     def peer_address(self) -> tuple[str, int]:
         """Address and UDP port of the peer."""
         return self._transport.peer_address
+
+    @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+        return self._transport.client_certificate
 
     def stats(self) -> TransportStats:
         """Return the figures of the QUIC connection at the moment."""
@@ -286,6 +314,22 @@ class MoqtConnection:
         except TimeoutError:
             self._transport.abandon()
 
+    def ask_again(self) -> None:
+        """Have all that goes on checked now; see :meth:`moqt.session.core.Session.ask_again`."""
+        self.session.ask_again()
+        self.wake()
+
+    def renew(self, tokens: Sequence[AuthorizationToken]) -> None:
+        """Show fresh tokens for all requests of ours that were accepted and go on.
+
+        Whoever waits for their events is told how each was answered. Those of SETUP cannot be
+        renewed: dial again before they end.
+        """
+        for request_id in tuple(self._routes):
+            with suppress(UsageError):  # not accepted yet, or over, or of a kind that does not last
+                self.session.renew(request_id, tokens)
+        self.wake()
+
     def goaway(self, new_session_uri: str = "", timeout_ms: int = 0) -> None:
         """Ask the peer to leave; see :meth:`moqt.session.core.Session.goaway`."""
         self.session.goaway(new_session_uri, timeout_ms)
@@ -309,6 +353,7 @@ class MoqtConnection:
         forward: bool = True,
         pieces: bool = False,
         sink: Sink | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> Subscription:
         """Ask for the future Objects of a Track, and for past ones with ``fill``.
@@ -325,6 +370,7 @@ class MoqtConnection:
             pieces: Take Objects as they come, and not when they are whole.
             sink: Called with every event instead of queueing it for iteration. It must not
                 block; Objects count as taken when it returns.
+            tokens: To show for this request, with values; empty: those of SETUP count.
             timeout_s: How long the answer may take.
         """
         request_id = self.session.subscribe(
@@ -336,6 +382,7 @@ class MoqtConnection:
             group_order=group_order,
             forward=forward,
             pieces=pieces,
+            tokens=tokens,
         )
         return await self._answered(Subscription(self, request_id, sink), timeout_s)
 
@@ -350,6 +397,7 @@ class MoqtConnection:
         fill_timeout_ms: int | None = None,
         pieces: bool = False,
         sink: Sink | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> Fetch:
         """Ask for past Objects of a Track. Objects that come ahead of the answer are kept.
@@ -365,29 +413,42 @@ class MoqtConnection:
             group_order=group_order,
             fill_timeout_ms=fill_timeout_ms,
             pieces=pieces,
+            tokens=tokens,
         )
         return await self._answered(Fetch(self, request_id, sink), timeout_s)
 
     async def track_status(
-        self, track: FullTrackName, *, timeout_s: float = 10.0
+        self,
+        track: FullTrackName,
+        *,
+        tokens: Sequence[AuthorizationToken] = (),
+        timeout_s: float = 10.0,
     ) -> TrackStatusAccepted:
         """Ask how a Track stands, without subscribing."""
-        request_id = self.session.track_status(track)
+        request_id = self.session.track_status(track, tokens=tokens)
         query = await self._answered(StatusQuery(self, request_id), timeout_s)
         return query.answer
 
     async def subscribe_namespace(
-        self, prefix: TrackNamespace, *, timeout_s: float = 10.0
+        self,
+        prefix: TrackNamespace,
+        *,
+        tokens: Sequence[AuthorizationToken] = (),
+        timeout_s: float = 10.0,
     ) -> NamespaceSubscription:
         """Ask which namespaces begin with ``prefix``, now and from now on."""
-        request_id = self.session.subscribe_namespace(prefix)
+        request_id = self.session.subscribe_namespace(prefix, tokens=tokens)
         return await self._answered(NamespaceSubscription(self, request_id), timeout_s)
 
     async def publish_namespace(
-        self, prefix: TrackNamespace, *, timeout_s: float = 10.0
+        self,
+        prefix: TrackNamespace,
+        *,
+        tokens: Sequence[AuthorizationToken] = (),
+        timeout_s: float = 10.0,
     ) -> NamespacePublication:
         """Tell the peer that there are Tracks under ``prefix``, until withdrawn."""
-        request_id = self.session.publish_namespace(prefix)
+        request_id = self.session.publish_namespace(prefix, tokens=tokens)
         return await self._answered(NamespacePublication(self, request_id), timeout_s)
 
     async def publish(
@@ -398,6 +459,7 @@ class MoqtConnection:
         forward: bool = True,
         priority: int = 128,
         group_order: GroupOrder | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> Publication:
         """Offer a Track to the peer; what is published from now on is sent ahead of the answer.
@@ -408,6 +470,7 @@ class MoqtConnection:
             forward: False: nothing is sent until the subscriber asks for it.
             priority: Subscriber Priority that it begins with.
             group_order: Which of two Groups comes first; None: as the Track says.
+            tokens: To show for this request, with values; empty: those of SETUP count.
             timeout_s: How long the answer may take.
         """
         publication = self.offer(
@@ -416,6 +479,7 @@ class MoqtConnection:
             forward=forward,
             priority=priority,
             group_order=group_order,
+            tokens=tokens,
         )
         return await self._answered(publication, timeout_s)
 
@@ -427,6 +491,7 @@ class MoqtConnection:
         forward: bool = True,
         priority: int = 128,
         group_order: GroupOrder | None = None,
+        tokens: Sequence[AuthorizationToken] = (),
     ) -> Publication:
         """Offer a Track as :meth:`publish` does, without waiting for the answer.
 
@@ -439,6 +504,7 @@ class MoqtConnection:
             forward=forward,
             priority=priority,
             group_order=group_order,
+            tokens=tokens,
         )
         publication = Publication(self, request_id)
         self._routes[request_id] = publication
@@ -477,6 +543,7 @@ class MoqtConnection:
         range_filters: tuple[RangeFilter, ...] = (),
         group_order: GroupOrder | None = None,
         forward: bool = True,
+        tokens: Sequence[AuthorizationToken] = (),
         timeout_s: float = 10.0,
     ) -> TracksSubscription:
         """Ask for a PUBLISH of every Track under ``prefix``, now and from now on.
@@ -488,10 +555,15 @@ class MoqtConnection:
             range_filters: Of Objects, and with TRACK_PROPERTY_FILTER of Tracks.
             group_order: Which of two Groups comes first; None: as each Track says.
             forward: False: the subscriptions begin paused.
+            tokens: To show for this request, with values; empty: those of SETUP count.
             timeout_s: How long the answer may take.
         """
         request_id = self.session.subscribe_tracks(
-            prefix, range_filters=range_filters, group_order=group_order, forward=forward
+            prefix,
+            range_filters=range_filters,
+            group_order=group_order,
+            forward=forward,
+            tokens=tokens,
         )
         return await self._answered(TracksSubscription(self, request_id), timeout_s)
 
@@ -526,10 +598,12 @@ class MoqtConnection:
                 SessionErrorCode.PROTOCOL_VIOLATION, "the DATAGRAM extension was not negotiated"
             )
             return
-        self.session.start()
+        self.session.start(address=self.peer_address[0], certificate=self.client_certificate)
 
     def stream_data_received(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Hand octets of a stream to the session (called by the engine)."""
+        if not is_unidirectional(StreamId(stream_id)):
+            self.session.tell_time(time.monotonic())  # requests are counted by it
         self.session.receive_stream_data(StreamId(stream_id), data, fin=fin)
 
     def stream_reset_received(self, stream_id: int, code: int) -> None:
@@ -580,6 +654,8 @@ class MoqtConnection:
         match command:
             case SendStreamData(stream_id, data, fin):
                 transport.send_stream_data(stream_id, data, fin)
+                if not is_unidirectional(stream_id):
+                    self._look_who_reads(len(data))
             case ReleaseCredit(stream_id, octets):
                 transport.consumed(stream_id, octets)
             case ResetStream(stream_id, stream_code, after_delivery):
@@ -591,6 +667,18 @@ class MoqtConnection:
                 if drain_s is None:
                     drain_s = GOAWAY_DRAIN_S if code == SessionErrorCode.NO_ERROR else 0.0
                 transport.close(code, reason, drain_s=drain_s)
+
+    def _look_who_reads(self, octets: int) -> None:
+        """Leave a peer that makes us answer and does not take the answers."""
+        self._said += octets
+        limit = self.session.config.max_unread_octets
+        if self._said > limit // 8:
+            self._said = 0
+            unread = self._transport.unread_octets()
+            if unread > limit:
+                self.session.close(
+                    SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, f"{unread} octets were not taken"
+                )
 
     def _dispatch(self) -> bool:
         """Hand out the session's events; return whether there were any."""
@@ -626,6 +714,10 @@ class MoqtConnection:
                 handler.subscribe_namespace_received(self, event)
             case PeerRequestEnded():
                 handler.request_ended(self, event)
+            case AccessDecided():
+                handler.access_decided(self, event)
+            case PeerLimited():
+                handler.peer_limited(self, event)
             case SessionEstablished():
                 if not self._established.done():
                     self._established.set_result(None)

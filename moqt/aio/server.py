@@ -9,8 +9,10 @@ from moqt.aio.engine import engine_named
 from moqt.aio.settings import QuicSettings
 from moqt.aio.tls import ServerTls
 from moqt.aio.transport import QuicListener, QuicTransport
+from moqt.authority import Authority
 from moqt.codepoints import SessionErrorCode
 from moqt.session.config import Role, SessionConfig
+from moqt.session.guests import Guests
 
 
 class Server:
@@ -21,8 +23,12 @@ class Server:
         config: SessionConfig,
         handler: RequestHandler,
         on_connection: Callable[[MoqtConnection], None] | None,
+        authority: Authority | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self._config = config
+        self._guests = guests or Guests()
+        self._authority = authority
         self._handler = handler
         self._on_connection = on_connection
         self._connections: dict[MoqtConnection, None] = {}
@@ -46,7 +52,9 @@ class Server:
 
     def receiver(self, transport: QuicTransport) -> MoqtConnection:
         """Make the session of a new connection (called by the engine)."""
-        connection = MoqtConnection(transport, Role.SERVER, self._config, self._handler)
+        connection = MoqtConnection(
+            transport, Role.SERVER, self._config, self._handler, self._authority, self._guests
+        )
         _ = self.connections  # forget those that ended
         self._connections[connection] = None
         if self._on_connection is not None:
@@ -61,6 +69,11 @@ class Server:
         """
         assert self._listener is not None, "serve() has set it"
         self._listener.identify(tls)
+
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for connection in self.connections:
+            connection.ask_again()
 
     async def close(
         self, *, goaway_timeout_s: float = 0.0, new_session_uri: str = "", drain_s: float = 2.0
@@ -106,6 +119,8 @@ async def serve(
     quic: QuicSettings | None = None,
     config: SessionConfig | None = None,
     on_connection: Callable[[MoqtConnection], None] | None = None,
+    authority: Authority | None = None,
+    guests: Guests | None = None,
 ) -> Server:
     """Listen for sessions.
 
@@ -117,13 +132,17 @@ async def serve(
         quic: Limits of the QUIC connections, and the engine that carries them.
         config: Limits of the sessions.
         on_connection: Called with each new session, ahead of its SETUP.
+        authority: Asked about each SETUP and each request, before the handler hears of it; None:
+            everything is allowed.
+        guests: Counts what each peer has; by default one of this listener alone, with the limits
+            that it comes with.
 
     Raises:
         EngineUnavailableError: If the engine that ``quic`` names cannot run here.
         TlsSettingsError: If a file of ``tls`` cannot be used.
         OSError: If the address cannot be bound; the message names it.
     """
-    server = Server(config or SessionConfig(), handler, on_connection)
+    server = Server(config or SessionConfig(), handler, on_connection, authority, guests)
     quic = quic or QuicSettings()
     listen = engine_named(quic.engine).listen
     server.listening(await listen(host, port, quic, tls, server.receiver, alpn=[ALPN]))

@@ -59,6 +59,21 @@ class QuicSettings:
     retry: bool = False
     """Whether a listener makes clients prove their address first, at the cost of a round trip."""
 
+    retry_above: int = 32
+    """Handshakes under way from which on it does so without ``retry``. Only on ``aioquic``, as
+    the limits that follow: picoquic does not tell what has not come through its handshake."""
+
+    max_handshakes: int = 128
+    """Handshakes under way at one listener, a quarter of them with one peer; more are refused.
+    One that takes longer than 10 s is forgotten."""
+
+    max_handshakes_per_s_of_peer: float = 100.0
+    """Handshakes that one peer may begin in a second, on average, and four times as many at once;
+    more are refused. A peer is an IPv4 address, or an IPv6 network of 64 bits."""
+
+    max_connections_of_peer: int = 512
+    """Connections of one listener with one peer; more are refused."""
+
     max_connections: int = 1024
     """Connections of one listener; more are refused."""
 
@@ -83,5 +98,12 @@ class QuicSettings:
             raise ValueError(f"congestion_control {self.congestion_control!r} is not known")
         if self.engine not in (None, *get_args(EngineName)):
             raise ValueError(f"engine {self.engine!r} is not known")
-        if self.max_connections < 1:
-            raise ValueError(f"max_connections is {self.max_connections}, not 1 or more")
+        for name in ("max_connections", "max_connections_of_peer", "max_handshakes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, not 1 or more")
+        if self.max_handshakes_per_s_of_peer <= 0:
+            raise ValueError(
+                f"max_handshakes_per_s_of_peer is {self.max_handshakes_per_s_of_peer}, not above 0"
+            )
+        if self.retry_above < 0:
+            raise ValueError(f"retry_above is {self.retry_above}, not 0 or more")

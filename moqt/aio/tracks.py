@@ -8,7 +8,7 @@ windows of the connection are shared.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from moqt.codepoints import ParameterType, PublishDoneCode, StreamErrorCode
@@ -48,6 +48,7 @@ from moqt.session.events import (
 )
 from moqt.wire.pairs import Pairs
 from moqt.wire.parameters import Parameters
+from moqt.wire.token import AuthorizationToken
 
 if TYPE_CHECKING:  # a connection makes these, and these call it back
     from moqt.aio.connection import MoqtConnection
@@ -86,13 +87,38 @@ class Route:
         self.request_id = request_id
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection = connection
+        self._updates = _Updates(connection)
+
+    async def renew(
+        self, tokens: Sequence[AuthorizationToken], *, timeout_s: float = 10.0
+    ) -> UpdateAccepted:
+        """Show fresh tokens, so that the request goes on when those it was granted on end.
+
+        Args:
+            tokens: With values; what the request needed is asked of them.
+            timeout_s: How long the answer may take.
+
+        Raises:
+            RequestRejected: If the peer refuses; the request ends then.
+            TimeoutError: If it does not answer in time.
+            SessionClosed: If the session ends first.
+            UsageError: If the request is not accepted yet, over, or ends first.
+        """
+        update_id = self._connection.session.renew(self.request_id, tokens)
+        return await self._updates.wait(update_id, timeout_s)
 
     def handle(self, event: Event) -> bool:
         """Take an event of the request; return whether it was the last one."""
         if isinstance(event, RequestRefused):
             self._fail(RequestRejected(event.code, event.reason, event.retry_ms))
             return True
-        return self._handle(event)
+        if isinstance(event, UpdateAccepted | UpdateRefused):
+            self._updates.answered(event)
+            return False
+        is_over = self._handle(event)
+        if is_over:
+            self._updates.fail(UsageError(f"the {self.what} ended"))
+        return is_over
 
     def _handle(self, event: Event) -> bool:
         raise NotImplementedError
@@ -113,6 +139,7 @@ class Route:
         if not self.answered.done():
             self.answered.set_exception(error)
             self.answered.exception()  # the asker may be gone
+        self._updates.fail(error)
 
 
 class EventStream(Route, Generic[E]):
@@ -225,13 +252,11 @@ class _ObjectStream(EventStream[Any]):
 class _Updates:
     """REQUEST_UPDATEs of one request that wait for their answers."""
 
-    def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
+    def __init__(self, connection: "MoqtConnection") -> None:
         self._connection = connection
-        self._request_id = request_id
         self._waiting: dict[RequestId, asyncio.Future[UpdateAccepted]] = {}
 
-    async def ask(self, parameters: Parameters, timeout_s: float) -> UpdateAccepted:
-        update_id = self._connection.session.update(self._request_id, parameters)
+    async def wait(self, update_id: RequestId, timeout_s: float) -> UpdateAccepted:
         answer: asyncio.Future[UpdateAccepted] = asyncio.get_running_loop().create_future()
         self._waiting[update_id] = answer
         self._connection.wake()
@@ -282,8 +307,6 @@ class Subscription(_ObjectStream):
         self.finished = asyncio.Event()
         """Set when nothing more will come, for whatever reason."""
 
-        self._updates = _Updates(connection, request_id)
-
     def published(self, request: PublishReceived) -> None:
         """Note what the peer's PUBLISH said; it stands for our SUBSCRIBE (not for applications)."""
         self.largest = request.largest
@@ -300,7 +323,8 @@ class Subscription(_ObjectStream):
             SessionClosed: If the session or the subscription ends first.
             UsageError: If the subscription is over, or the peer's limits forbid the update.
         """
-        return await self._updates.ask(parameters, timeout_s)
+        update_id = self._connection.session.update(self.request_id, parameters)
+        return await self._updates.wait(update_id, timeout_s)
 
     def _handle(self, event: Event) -> bool:
         match event:
@@ -314,8 +338,6 @@ class Subscription(_ObjectStream):
                 self.expires_ms = event.expires_ms
                 self.track_properties = event.track_properties
                 self._accept()
-            case UpdateAccepted() | UpdateRefused():
-                self._updates.answered(event)
             case SubscriptionEnded():
                 self.ended = event
                 if event.code == PublishDoneCode.TOO_FAR_BEHIND and not event.by_peer:
@@ -335,7 +357,6 @@ class Subscription(_ObjectStream):
 
     def _fail(self, error: MoqtError) -> None:
         super()._fail(error)
-        self._updates.fail(error)
         self.finished.set()
 
     def _finish(self) -> None:
@@ -446,14 +467,14 @@ class TracksSubscription(EventStream[TrackSkipped]):
     def __init__(self, connection: "MoqtConnection", request_id: RequestId) -> None:
         super().__init__(connection, request_id)
         self.ended: TracksEnded | None = None
-        self._updates = _Updates(connection, request_id)
 
     async def update(self, parameters: Parameters, *, timeout_s: float = 10.0) -> UpdateAccepted:
         """Change what is wanted: prefix, Track Property Filters, FORWARD of Tracks to come.
 
         Raises as :meth:`Subscription.update`.
         """
-        return await self._updates.ask(parameters, timeout_s)
+        update_id = self._connection.session.update(self.request_id, parameters)
+        return await self._updates.wait(update_id, timeout_s)
 
     def _handle(self, event: Event) -> bool:
         match event:
@@ -461,8 +482,6 @@ class TracksSubscription(EventStream[TrackSkipped]):
                 self._put(event)
             case TracksSubscribed():
                 self._accept()
-            case UpdateAccepted() | UpdateRefused():
-                self._updates.answered(event)
             case TracksEnded():
                 self.ended = event
                 self._finish()
@@ -471,10 +490,6 @@ class TracksSubscription(EventStream[TrackSkipped]):
 
     def _fall_behind(self, reason: str) -> None:
         self.ended = TracksEnded(request_id=self.request_id, code=StreamErrorCode.TOO_FAR_BEHIND)
-
-    def _fail(self, error: MoqtError) -> None:
-        super()._fail(error)
-        self._updates.fail(error)
 
     def _finish(self) -> None:
         super()._finish()

@@ -92,6 +92,10 @@ class QuicTransport(Protocol):
         """Address and UDP port of the peer."""
 
     @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+
+    @property
     def peer_accepts_datagrams(self) -> bool:
         """Whether the DATAGRAM extension was negotiated (MOQT requires it)."""
 
@@ -126,6 +130,9 @@ class QuicTransport(Protocol):
 
         For a stream not opened yet: 0 when the peer grants no further stream.
         """
+
+    def unread_octets(self) -> int:
+        """Octets written to control and request streams that the peer has not acknowledged."""
 
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on.
@@ -166,7 +173,7 @@ class QuicListener(Protocol):
         """Address and UDP port that are listened on."""
 
     def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on.
+        """Show another certificate to those who connect from now on, and believe these CAs.
 
         Raises:
             TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.

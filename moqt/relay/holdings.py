@@ -1,7 +1,7 @@
 """The Tracks that a relay has to do with, and when each of them is let go of."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from moqt.codepoints import PublishDoneCode
 from moqt.names import FullTrackName
@@ -18,9 +18,16 @@ class Holdings:
     Args:
         options: Those limits.
         neighbours: Who is told of Tracks that can be had here although nobody publishes them.
+        on_malformed: Called with a Track that contradicts itself, and how.
     """
 
-    def __init__(self, options: RelayOptions, neighbours: Neighbours) -> None:
+    def __init__(
+        self,
+        options: RelayOptions,
+        neighbours: Neighbours,
+        on_malformed: Callable[[FullTrackName, str], None] = lambda name, reason: None,
+    ) -> None:
+        self._on_malformed = on_malformed
         self._options = options
         self._neighbours = neighbours
         self.budget = ByteBudget(options.cache_octets)
@@ -50,7 +57,7 @@ class Holdings:
             self._tracks.drop(track)  # it failed; somebody else begins anew
             track = None
         if track is None and self.has_room():
-            track = RelayedTrack(name)
+            track = RelayedTrack(name, self._on_malformed)
             self._tracks.keep(track)
         self.is_short |= track is None
         return track

@@ -47,11 +47,11 @@ class Routes(Generic[P]):
         self._holders.setdefault(prefix, []).append(publisher)
         self._directory.add(prefix)
 
-    def remove(self, publisher: P, number: int) -> bool:
-        """Note that an announcement was withdrawn; return whether there was one."""
+    def remove(self, publisher: P, number: int) -> TrackNamespace | None:
+        """Note that an announcement was withdrawn; return of what, if there was one."""
         prefix = self._prefixes.pop((publisher, number), None)
         if prefix is None:
-            return False
+            return None
         numbers = self._numbers[publisher]
         numbers.remove(number)
         if not numbers:
@@ -61,12 +61,14 @@ class Routes(Generic[P]):
         if not holders:
             del self._holders[prefix]
         self._directory.remove(prefix)
-        return True
+        return prefix
 
-    def forget(self, publisher: P) -> None:
-        """Withdraw all that a publisher announced: it is gone."""
-        for number in sorted(self._numbers.get(publisher, ())):
-            self.remove(publisher, number)
+    def forget(self, publisher: P) -> list[TrackNamespace]:
+        """Withdraw all that a publisher announced, which is gone; return what that was."""
+        removed = [
+            self.remove(publisher, number) for number in sorted(self._numbers.get(publisher, ()))
+        ]
+        return [prefix for prefix in removed if prefix is not None]
 
     def publishers_of(
         self, namespace: TrackNamespace, may_be_asked: Callable[[P], bool] = lambda _: True

@@ -8,6 +8,7 @@ pace, from the one LocalTrack; a relay does not touch an Object for any of them.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -23,11 +24,14 @@ from moqt.aio import (
     ServerTls,
     serve,
 )
+from moqt.authority import Authority
 from moqt.codepoints import RequestErrorCode
+from moqt.names import TrackNamespace
 from moqt.relay.answers import Answers
 from moqt.relay.holdings import Holdings
 from moqt.relay.mending import Mending
 from moqt.relay.neighbours import Neighbours
+from moqt.relay.observer import Peer, RelayObserver
 from moqt.relay.offers import Offers
 from moqt.relay.options import RelayOptions
 from moqt.relay.pausing import Pausing
@@ -35,9 +39,11 @@ from moqt.relay.readers import Readers
 from moqt.relay.sources import Sources
 from moqt.relay.tasks import Tasks
 from moqt.relay.upstream import Upstream
-from moqt.session.config import SessionConfig
+from moqt.session.config import SessionConfig, TokenSource, no_tokens
 from moqt.session.events import (
+    AccessDecided,
     FetchReceived,
+    PeerLimited,
     PeerRequestEnded,
     PublishNamespaceReceived,
     PublishReceived,
@@ -47,6 +53,7 @@ from moqt.session.events import (
     TrackStatusReceived,
     TracksUpdated,
 )
+from moqt.session.guests import Guests
 
 __all__ = ["Relay", "RelayOptions"]
 
@@ -63,6 +70,11 @@ class Relay(RequestHandler):
         options: Its limits.
         quic: Limits of its QUIC connections.
         config: Limits of its sessions; ``fill_timeout_s`` is that of ``options``.
+        authority: Asked about each session and each request of those who connect here, whether
+            what they want is held or not; None: everything is allowed.
+        guests: Counts what each of them has, over all listeners; by default with the limits that it
+            comes with.
+        observer: Is told what an operator wants to know.
     """
 
     def __init__(
@@ -71,7 +83,13 @@ class Relay(RequestHandler):
         *,
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
+        authority: Authority | None = None,
+        guests: Guests | None = None,
+        observer: RelayObserver | None = None,
     ) -> None:
+        self._authority = authority
+        self._guests = guests or Guests()
+        self._observer = observer or RelayObserver()
         self.options = options = options or RelayOptions()
         self._quic = quic
         self._config = replace(
@@ -80,7 +98,7 @@ class Relay(RequestHandler):
         self._tasks = Tasks()
         self._neighbours = Neighbours()
         self._routes = self._neighbours.routes
-        self._tracks = Holdings(options, self._neighbours)
+        self._tracks = Holdings(options, self._neighbours, self._observer.track_malformed)
         self._readers = Readers(
             self._tracks, max_behind_octets=options.max_behind_octets, stall_s=options.stall_s
         )
@@ -129,7 +147,14 @@ class Relay(RequestHandler):
             OSError: If the address cannot be bound.
         """
         server = await serve(
-            host, port, tls=tls, handler=self, quic=self._quic, config=self._config
+            host,
+            port,
+            tls=tls,
+            handler=self,
+            quic=self._quic,
+            config=self._config,
+            authority=self._authority,
+            guests=self._guests,
         )
         self._servers.append(server)
         return server.address
@@ -143,8 +168,29 @@ class Relay(RequestHandler):
         for server in self._servers:
             server.identify(tls)
 
-    def ask_at(self, uri: str, *, tls: ClientTls | None = None) -> None:
-        """Ask another relay for Tracks that nobody publishes here; it is kept connected."""
+    def ask_again(self) -> None:
+        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
+        for server in self._servers:
+            server.ask_again()
+
+    def ask_at(
+        self,
+        uri: str,
+        *,
+        tls: ClientTls | None = None,
+        tokens: TokenSource = no_tokens,
+        prefixes: Sequence[TrackNamespace] = (TrackNamespace(),),
+    ) -> None:
+        """Ask another relay for Tracks that nobody publishes here; it is kept connected.
+
+        Args:
+            uri: Where it is.
+            tls: Whom to believe.
+            tokens: What this relay shows there of itself. What its clients show is never passed
+                on: it was given for this relay.
+            prefixes: Which namespaces it is asked for, none of them a prefix of another; all by
+                default. A token may allow to ask for some only.
+        """
         upstream = Upstream(
             uri,
             self,
@@ -152,7 +198,8 @@ class Relay(RequestHandler):
             found=self._neighbours.known,
             tls=tls,
             quic=self._quic,
-            config=self._config,
+            config=replace(self._config, tokens=tokens),
+            prefixes=prefixes,
             timeout_s=self.options.request_timeout_s,
         )
         self._neighbours.add_upstream(upstream)
@@ -190,6 +237,7 @@ class Relay(RequestHandler):
             return
         if connection.session.accept_namespace(request.request_id):
             self._routes.add(connection, request.request_id, request.prefix)
+            self._observer.namespace_announced(_peer_of(connection), request.prefix)
             self._answers.publisher_came()
 
     def subscribe_namespace_received(
@@ -228,6 +276,7 @@ class Relay(RequestHandler):
             return
         if request.is_paused:
             self._pausing.began_paused(source)
+        self._observer.track_offered(_peer_of(connection), request.track)
         self._offers.published(track, connection)
 
     def subscribe_tracks_received(
@@ -244,13 +293,25 @@ class Relay(RequestHandler):
     def request_ended(self, connection: MoqtConnection, event: PeerRequestEnded) -> None:
         """Forget it."""
         reader = connection, event.request_id
-        if not self._routes.remove(*reader):
+        if (prefix := self._routes.remove(*reader)) is not None:
+            self._observer.namespace_withdrawn(_peer_of(connection), prefix)
+        else:
             self._offers.withdrawn(reader)
             self._readers.ended(reader)
 
+    def access_decided(self, connection: MoqtConnection, event: AccessDecided) -> None:
+        """Tell of it."""
+        peer = _peer_of(connection)
+        self._observer.access_decided(peer, event.action, event.namespace, event.answer)
+
+    def peer_limited(self, connection: MoqtConnection, event: PeerLimited) -> None:
+        """Tell of it."""
+        self._observer.peer_limited(_peer_of(connection), event.reason)
+
     def connection_closed(self, connection: MoqtConnection) -> None:
         """Forget everything of it; its own sources end by themselves."""
-        self._routes.forget(connection)
+        for prefix in self._routes.forget(connection):
+            self._observer.namespace_withdrawn(_peer_of(connection), prefix)
         self._offers.left(connection)
         self._readers.left(connection)
 
@@ -267,3 +328,7 @@ class Relay(RequestHandler):
                 self._pausing.look(track, now)
             self._tracks.tick(now)
             self._readers.leave_stalled(now)
+
+
+def _peer_of(connection: MoqtConnection) -> Peer:
+    return Peer(connection.peer_address[0], connection.session.peer_name)

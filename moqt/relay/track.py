@@ -6,6 +6,7 @@ Here it is only known; who changes it is one of the files beside this one.
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -124,6 +125,9 @@ class RelayedTrack:
     """A Track that the relay has to do with."""
 
     name: FullTrackName
+    on_malformed: Callable[[FullTrackName, str], None] = lambda name, reason: None
+    """Called when it contradicts itself."""
+
     merged: MergedTrack | None = None
     """None: nobody has said yet that it exists."""
 
@@ -239,6 +243,7 @@ class RelayedTrack:
             self.merged.take(number, event, time.monotonic())
         except MalformedTrack as exc:
             log.warning("malformed track", track=str(self.name), reason=str(exc))
+            self.on_malformed(self.name, str(exc))
             self.merged.end_malformed(str(exc))
             for other in list(self.sources):
                 other.give_up()

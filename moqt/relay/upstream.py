@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -44,7 +44,8 @@ class Upstream:
         found: Namespaces that it tells of are added here.
         tls: Whom to believe.
         quic: Limits of the QUIC connection.
-        config: Limits of the session.
+        config: Limits of the session, and the tokens to show in it.
+        prefixes: Of the namespaces that it is asked for; none a prefix of another.
         timeout_s: Seconds for the connection, and for each answer.
     """
 
@@ -58,6 +59,7 @@ class Upstream:
         tls: ClientTls | None = None,
         quic: QuicSettings | None = None,
         config: SessionConfig | None = None,
+        prefixes: Sequence[TrackNamespace] = (TrackNamespace(),),
         timeout_s: float = 10.0,
     ) -> None:
         self.uri = uri
@@ -67,6 +69,7 @@ class Upstream:
         self._tls = tls
         self._quic = quic
         self._config = config
+        self._prefixes = tuple(prefixes)
         self._timeout_s = timeout_s
         self._there: set[TrackNamespace] = set()  # what it tells of, ours among it
         self._changed = asyncio.Event()
@@ -109,10 +112,13 @@ class Upstream:
 
     async def _use(self, connection: MoqtConnection) -> MoqtConnection | None:
         """Use a session until it is over; return the one that takes its place, if one does."""
-        asked = asyncio.Event()
+        asked = {prefix: asyncio.Event() for prefix in self._prefixes}
         tasks = [
-            asyncio.ensure_future(self._discover(connection, asked)),
-            asyncio.ensure_future(self._announce(connection, asked)),
+            *(
+                asyncio.ensure_future(self._discover(connection, prefix, event))
+                for prefix, event in asked.items()
+            ),
+            asyncio.ensure_future(self._announce(connection, asked.values())),
         ]
         try:
             return await self._until_replaced(connection)
@@ -143,9 +149,10 @@ class Upstream:
         finally:
             leaving.cancel()
 
-    async def _announce(self, connection: MoqtConnection, asked: asyncio.Event) -> None:
+    async def _announce(self, connection: MoqtConnection, asked: Iterable[asyncio.Event]) -> None:
         """Keep told what can be had here and not there, once it was asked what there is."""
-        await asked.wait()
+        for event in asked:
+            await event.wait()
         announced: dict[TrackNamespace, NamespacePublication] = {}
         self._own.watch(self._changed.set)
         try:
@@ -167,26 +174,29 @@ class Upstream:
         finally:
             self._own.unwatch(self._changed.set)
 
-    async def _discover(self, connection: MoqtConnection, asked: asyncio.Event) -> None:
-        """Take note of what can be had there."""
+    async def _discover(
+        self, connection: MoqtConnection, prefix: TrackNamespace, asked: asyncio.Event
+    ) -> None:
+        """Take note of what can be had there under a prefix."""
+        there: set[TrackNamespace] = set()
         try:
-            found = await connection.subscribe_namespace(
-                TrackNamespace(), timeout_s=self._timeout_s
-            )
+            found = await connection.subscribe_namespace(prefix, timeout_s=self._timeout_s)
             asked.set()
             async for event in found:
                 if isinstance(event, NamespaceAppeared):
+                    there.add(event.namespace)
                     self._there.add(event.namespace)
                     self._found.add(event.namespace)
                 else:
+                    there.discard(event.namespace)
                     self._there.discard(event.namespace)
                     self._found.remove(event.namespace)
                     self._changed.set()
         except (MoqtError, TimeoutError) as exc:
             log.warning("no discovery", uri=self.uri, error=str(exc))
         finally:
-            for namespace in self._there:
+            for namespace in there:
                 self._found.remove(namespace)
-            self._there.clear()
+            self._there -= there
             self._changed.set()
             asked.set()

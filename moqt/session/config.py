@@ -1,7 +1,18 @@
 """SessionConfig: the limits of a session, and what it says of itself in SETUP."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from moqt.wire.token import AuthorizationToken
+
+#: Gives the tokens to show: other ones from time to time, since they are good for a while only.
+TokenSource = Callable[[], Sequence[AuthorizationToken]]
+
+
+def no_tokens() -> Sequence[AuthorizationToken]:
+    """Show none."""
+    return ()
 
 
 class Role(Enum):
@@ -30,11 +41,29 @@ class SessionConfig:
     max_request_updates: int = 32
     """Unanswered REQUEST_UPDATEs accepted for each request; more closes the session."""
 
-    max_auth_token_cache_octets: int = 0
+    tokens: TokenSource = no_tokens
+    """Called for the Authorization Tokens to show in SETUP, with their values. They count for the
+    whole session, whoever of the two asks for something."""
+
+    max_auth_token_cache_octets: int = 16 * 1024
     """What the peer may register as token aliases; more closes the session."""
 
     max_requests: int = 4096
     """Requests of the peer alive at once; one more is answered EXCESSIVE_LOAD."""
+
+    max_requests_per_s: float = 1000.0
+    """Requests of the peer in a second, on average, and four times as many at once. One more is
+    answered EXCESSIVE_LOAD, with a Retry Interval; who goes on as fast nevertheless, for as many
+    again, is closed INTERNAL_ERROR. So it is with updates, which are counted apart and of which one
+    more closes the session TOO_MANY_REQUEST_UPDATES: refused, it would end its request anyway."""
+
+    max_half_octets: int = 1024 * 1024
+    """Octets of messages of the peer on request streams that are not whole yet; the request that
+    passes it is given up, as with ``message_timeout_s``."""
+
+    max_unread_octets: int = 16 * 1024 * 1024
+    """Octets on control and request streams that the peer has not acknowledged; more closes the
+    session CONTROL_MESSAGE_TIMEOUT. A list of namespaces can be some megabytes."""
 
     max_object_octets: int = 66 * 1024 * 1024 + 4096
     """Largest Object received; a longer one costs its stream, not the session."""
@@ -71,7 +100,12 @@ class SessionConfig:
     """How long the peer's SETUP may take; then the session closes CONTROL_MESSAGE_TIMEOUT."""
 
     park_timeout_s: float = 10.0
-    """How long a stream waits for its SUBSCRIBE_OK; then it is stopped."""
+    """How long a data stream waits for its SUBSCRIBE_OK, or its header for its end; then it is
+    stopped."""
+
+    message_timeout_s: float = 10.0
+    """How long a message on a request stream may take from its first octet to its last; then the
+    request is given up: its stream is reset, EXCESSIVE_LOAD if it was the first message."""
 
     answer_timeout_s: float = 30.0
     """How long the application may take to answer a request; then TIMEOUT is sent."""

@@ -6,6 +6,7 @@ The parts know each other only through this; :mod:`moqt.session.core` puts them 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from moqt.authority import Authority
 from moqt.codepoints import StreamErrorCode
 from moqt.session.commands import (
     Command,
@@ -17,12 +18,18 @@ from moqt.session.commands import (
 )
 from moqt.session.config import Role, SessionConfig
 from moqt.session.events import Event, RequestId
+from moqt.session.guard import Guard
+from moqt.session.guests import Guests, Visit
+from moqt.session.pace import Pace
 from moqt.session.sendqueue import OpenStreams
 from moqt.session.streams import StreamIds
-from moqt.session.tokens import TokenCache
+from moqt.session.tokens import TokenCache, Wallet
 from moqt.wire.framing import encode_message
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.setup import Setup
+
+#: Key of the timer that has the authority asked again.
+GUARD_TIMER = "guard"
 
 
 class Timers:
@@ -45,11 +52,15 @@ class Timers:
         self._due.pop(key, None)
         self._fresh.pop(key, None)
 
-    def expired(self, now: float) -> list[Hashable]:
-        """Return, and forget, what is due at ``now``."""
+    def fix(self, now: float) -> None:
+        """Say what time it is for what was started since the last time."""
         for key, seconds in self._fresh.items():
             self._due[key] = now + seconds
         self._fresh.clear()
+
+    def expired(self, now: float) -> list[Hashable]:
+        """Return, and forget, what is due at ``now``."""
+        self.fix(now)
         due = [key for key, at in self._due.items() if at <= now]
         for key in due:
             del self._due[key]
@@ -58,6 +69,10 @@ class Timers:
     def next_deadline(self) -> float | None:
         """Return when to ask :meth:`expired` again; None when nothing is running."""
         return min(self._due.values(), default=None)
+
+
+def _no_clock() -> float:
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -82,8 +97,32 @@ class Context:
     open_streams: OpenStreams = field(init=False)
     """The data streams that we send on."""
 
+    pace: Pace = field(init=False)
+    """How fast the peer asks."""
+
+    now: float = 0.0
+    """The time, as it was told last."""
+
     ended: list[RequestId] = field(default_factory=list)
     """Requests that are over, for the session to forget."""
+
+    authority: Authority | None = None
+    """Says what the peer may do; None: everything."""
+
+    wall_clock: Callable[[], float] = _no_clock
+    """Seconds since the epoch, for the authority; not for timers."""
+
+    guard: Guard = field(init=False)
+    """Asks the authority, and remembers what goes on by its leave."""
+
+    wallet: Wallet = field(default_factory=Wallet)
+    """Tokens that we have shown, and what the peer keeps of them."""
+
+    guests: Guests | None = None
+    """Counts what each peer has of this endpoint, over all sessions."""
+
+    visit: Visit = field(init=False)
+    """What this session has of it."""
 
     wake: Callable[[], None] | None = None
     """Tells the shell that a shared Track has something to send, without a word from the wire."""
@@ -91,6 +130,14 @@ class Context:
     def __post_init__(self) -> None:
         self.tokens = TokenCache(self.config.max_auth_token_cache_octets)
         self.open_streams = OpenStreams(self.config.max_data_streams)
+        self.pace = Pace(self.config.max_requests_per_s)
+        self.visit = Visit(self.guests)
+        self.guard = Guard(
+            self.authority,
+            self.wall_clock,
+            lambda seconds: self.timers.start(GUARD_TIMER, seconds),
+            self.emit,
+        )
 
     def emit(self, event: Event) -> None:
         """Tell the application."""

@@ -4,11 +4,19 @@
 """
 
 from moqt.codepoints import TokenAliasType
-from moqt.errors import InvalidAuthority, InvalidPath, ProtocolError
+from moqt.errors import (
+    InvalidAuthority,
+    InvalidPath,
+    ProtocolError,
+    SetupRefused,
+    TooManySessions,
+    UnknownAuthTokenAlias,
+)
 from moqt.session.commands import StreamId
 from moqt.session.config import Role
 from moqt.session.context import Context
 from moqt.session.events import GoawayReceived, SessionEstablished
+from moqt.session.guard import SESSION_CODES
 from moqt.session.tokens import UnknownTokenAlias
 from moqt.wire.framing import MessageBuffer
 from moqt.wire.messages.base import Message
@@ -17,6 +25,8 @@ from moqt.wire.messages.setup import Goaway, Setup
 #: Key of the timer that waits for the peer's SETUP, and of the one that follows our GOAWAY.
 SETUP_TIMER = "setup"
 GOAWAY_TIMER = "goaway"
+#: Of the one after which a session whose right has ended is closed.
+FAREWELL_TIMER = "farewell"
 
 
 class ControlStreams:
@@ -44,6 +54,7 @@ class ControlStreams:
                 max_filter_ranges=config.max_filter_ranges,
                 max_request_updates=config.max_request_updates,
                 max_auth_token_cache_size=config.max_auth_token_cache_octets,
+                tokens=tuple(config.tokens()),
             ),
         )
         context.timers.start(SETUP_TIMER, config.setup_timeout_s)
@@ -102,9 +113,16 @@ class ControlStreams:
         ):
             raise ProtocolError("a token alias is used in the client's SETUP")
         try:
-            context.tokens.resolve(setup.tokens, in_setup=True)
+            tokens = context.tokens.resolve(setup.tokens, in_setup=True)
         except UnknownTokenAlias as exc:
-            raise ProtocolError(str(exc)) from None
+            raise UnknownAuthTokenAlias(str(exc)) from None
+        context.wallet.peer_keeps(setup.max_auth_token_cache_size)
+        # A server that was dialled proved by its certificate who it is.
+        denied = context.guard.setup(tokens, asked=context.role is Role.SERVER)
+        if denied is not None:
+            raise SetupRefused(SESSION_CODES[denied.why])
+        if not context.visit.enter(context.guard.whose()):
+            raise TooManySessions("as many sessions as one peer may have")
         context.peer_setup = setup
         context.timers.stop(SETUP_TIMER)
         context.emit(SessionEstablished(peer_setup=setup))

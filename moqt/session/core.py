@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
+from moqt.authority import Authority, Denied
 from moqt.codepoints import (
     GroupOrder,
     PublishDoneCode,
@@ -21,8 +22,8 @@ from moqt.errors import ProtocolError, UsageError
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.commands import CloseSession, Command, StreamId
 from moqt.session.config import Role, SessionConfig
-from moqt.session.context import Context
-from moqt.session.control import GOAWAY_TIMER, SETUP_TIMER, ControlStreams
+from moqt.session.context import GUARD_TIMER, Context
+from moqt.session.control import FAREWELL_TIMER, GOAWAY_TIMER, SETUP_TIMER, ControlStreams
 from moqt.session.delivery import Delivery
 from moqt.session.discovery import (
     NamespaceDirectory,
@@ -36,6 +37,7 @@ from moqt.session.events import (
     FetchReceived,
     ObjectPiece,
     ObjectReceived,
+    PeerLimited,
     PublishNamespaceReceived,
     PublishReceived,
     RequestId,
@@ -43,9 +45,13 @@ from moqt.session.events import (
     SubscribeNamespaceReceived,
     SubscribeReceived,
     SubscribeTracksReceived,
+    Tokens,
     TrackStatusReceived,
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
+from moqt.session.guard import REQUEST_CODES, SESSION_CODES, Question
+from moqt.session.guests import Busy, Guests
+from moqt.session.halves import HalfMessages
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publisher import OwnPublication, PeerSubscription, Publisher
 from moqt.session.requests import (
@@ -72,6 +78,7 @@ from moqt.wire.messages.setup import Setup
 from moqt.wire.messages.subscribe import Subscribe, TrackStatus
 from moqt.wire.pairs import mandatory_property
 from moqt.wire.parameters import ALLOWED, Parameters, Scope
+from moqt.wire.token import AuthorizationToken
 
 R = TypeVar("R", bound=RequestStream)
 
@@ -109,6 +116,10 @@ class Session:
         config: Limits and Setup Options.
         wake: Called when a Track or directory that other sessions share has something new for
             this one: drain it soon. Called at any time, also from inside a verb.
+        authority: Asked about each request of the peer, before anything else is; None: everything
+            is allowed.
+        wall_clock: Seconds since the epoch, for the authority.
+        guests: What each peer has of this endpoint, over all its sessions; None: not counted.
     """
 
     def __init__(
@@ -117,10 +128,22 @@ class Session:
         config: SessionConfig | None = None,
         *,
         wake: Callable[[], None] | None = None,
+        authority: Authority | None = None,
+        wall_clock: Callable[[], float] = lambda: 0.0,
+        guests: Guests | None = None,
     ) -> None:
         self.role = role
         self.config = config or SessionConfig()
-        self._context = Context(role, self.config, StreamIds(role), wake=wake)
+        self._context = Context(
+            role,
+            self.config,
+            StreamIds(role),
+            authority=authority,
+            wall_clock=wall_clock,
+            guests=guests,
+            wake=wake,
+        )
+        self._ends_with: SessionErrorCode | None = None
         self._terminated: SessionTerminated | None = None
         self._ids = RequestIds(role)
         self._control = ControlStreams(self._context)
@@ -132,6 +155,7 @@ class Session:
         self._opening: dict[StreamId, tuple[MessageBuffer, bool]] = {}
         self._discarded: set[StreamId] = set()  # requests that were not even looked at
         self._early_stops: dict[StreamId, int] = {}
+        self._half = HalfMessages(self._context, self._give_up_half)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -160,10 +184,34 @@ class Session:
         """Whether a stream of Objects may have something to send."""
         return not self._queue.is_idle
 
+    @property
+    def peer_name(self) -> str:
+        """Whose session it is: who was granted it, else what stands for where it comes from."""
+        return self._context.guard.whose()
+
+    @property
+    def peer_requests(self) -> int:
+        """Requests of the peer that are alive."""
+        return sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values())
+
     # -- doors: what happened on the wire --------------------------------------------------------
 
-    def start(self) -> None:
-        """Open the control stream and send SETUP. Once, when the connection is up."""
+    def tell_time(self, now: float) -> None:
+        """Take note of the time ahead of what comes on request streams, which is counted by it.
+
+        :meth:`handle_timer` says it, too, but only after what came, and it may be long ago.
+        """
+        self._context.now = now
+
+    def start(self, *, address: str = "", certificate: bytes | None = None) -> None:
+        """Open the control stream and send SETUP. Once, when the connection is up.
+
+        Args:
+            address: The host that the peer comes from, for the authority.
+            certificate: DER of the peer's certificate, if it has one that was verified.
+        """
+        guard = self._context.guard
+        guard.address, guard.certificate = address, certificate
         self._control.open()
 
     def receive_stream_data(self, stream_id: StreamId, data: bytes, *, fin: bool = False) -> None:
@@ -199,6 +247,7 @@ class Session:
         else:
             self._opening.pop(stream_id, None)
             self._discarded.discard(stream_id)
+        self._half.forget(stream_id)
 
     def receive_stop_sending(self, stream_id: StreamId, code: int) -> None:
         """The peer wants no more of a stream. The transport has reset it already."""
@@ -237,6 +286,7 @@ class Session:
         """Do what is due at ``now`` (seconds of any steady clock). Call it before each drain."""
         if self._terminated is not None:
             return
+        self._context.now = now
         for key in self._context.timers.expired(now):
             if self._terminated is not None:
                 return
@@ -246,8 +296,13 @@ class Session:
                 )
             elif key == GOAWAY_TIMER:
                 self._goaway_due()
+            elif key == GUARD_TIMER:
+                self._look_again()
+            elif key == FAREWELL_TIMER and self._ends_with is not None:
+                self._terminate(self._ends_with, "", by_peer=False)
             else:
                 cast(_TimerTarget, key).timer_expired()
+        self._context.timers.fix(now)  # what these have started is waited for, too
 
     def next_deadline(self) -> float | None:
         """Return when to call :meth:`handle_timer` at the latest; None if nothing is due."""
@@ -296,6 +351,8 @@ class Session:
         """Return, and forget, what happened since the last call."""
         context = self._context
         for request_id in context.ended:
+            context.guard.forget(request_id)
+            context.visit.done(request_id)
             if (request := self._requests.pop(request_id, None)) is not None:
                 self._forget_stream(request)
         context.ended.clear()
@@ -328,6 +385,7 @@ class Session:
         group_order: GroupOrder = GroupOrder.ASCENDING,
         forward: bool = True,
         pieces: bool = False,
+        tokens: Iterable[AuthorizationToken] = (),
     ) -> RequestId:
         """Ask for the future Objects of a Track (MOQT, "SUBSCRIBE").
 
@@ -342,6 +400,7 @@ class Session:
             forward: False: paused; no Object flows and no fill is opened.
             pieces: Take Objects as they come: SubgroupOpened, ObjectBegan, ObjectPiece and
                 SubgroupClosed instead of ObjectReceived, but for datagrams.
+            tokens: To show for this request, with values; empty: those of SETUP count.
 
         Returns:
             The Request ID at once; SubscribeAccepted or RequestRefused answers it.
@@ -357,6 +416,7 @@ class Session:
             values[P.FILL_PARAMETERS] = fill
         if not forward:
             values[P.FORWARD] = 0
+        self._show(values, tokens)
         parameters = self._checked(values, range_filters, priority)
         request_id, stream_id = self._open_request(Subscribe(0, track, parameters))
         subscription = OwnSubscription(
@@ -381,6 +441,7 @@ class Session:
         group_order: GroupOrder = GroupOrder.ASCENDING,
         fill_timeout_ms: int | None = None,
         pieces: bool = False,
+        tokens: Iterable[AuthorizationToken] = (),
     ) -> RequestId:
         """Ask for past Objects of a Track (MOQT, "FETCH").
 
@@ -394,6 +455,7 @@ class Session:
         values: dict[P, Any] = {P.LOCATION_FILTER: location_filter, P.GROUP_ORDER: group_order}
         if fill_timeout_ms is not None:
             values[P.FILL_TIMEOUT] = fill_timeout_ms
+        self._show(values, tokens)
         parameters = self._checked(values, range_filters, priority)
         request_id, stream_id = self._open_request(Fetch(0, track, parameters))
         fetch = OwnFetch(
@@ -408,28 +470,37 @@ class Session:
         self._begin(fetch, Fetch(request_id, track, parameters))
         return request_id
 
-    def track_status(self, track: FullTrackName) -> RequestId:
+    def track_status(
+        self, track: FullTrackName, *, tokens: Iterable[AuthorizationToken] = ()
+    ) -> RequestId:
         """Ask what a SUBSCRIBE would be told (MOQT, "TRACK_STATUS"); raises as subscribe."""
-        request_id, stream_id = self._open_request(TrackStatus(0, track))
+        parameters = self._show({}, tokens)
+        request_id, stream_id = self._open_request(TrackStatus(0, track, parameters))
         request = OwnTrackStatus(self._context, request_id, stream_id)
-        self._begin(request, TrackStatus(request_id, track, Parameters()))
+        self._begin(request, TrackStatus(request_id, track, parameters))
         return request_id
 
-    def publish_namespace(self, prefix: TrackNamespace) -> RequestId:
+    def publish_namespace(
+        self, prefix: TrackNamespace, *, tokens: Iterable[AuthorizationToken] = ()
+    ) -> RequestId:
         """Tell that there are Tracks under ``prefix``; raises as subscribe.
 
         Stands until :meth:`cancel`, or until NamespaceRevoked.
         """
-        request_id, stream_id = self._open_request(PublishNamespace(0, prefix))
+        parameters = self._show({}, tokens)
+        request_id, stream_id = self._open_request(PublishNamespace(0, prefix, parameters))
         request = OwnNamespace(self._context, request_id, stream_id)
-        self._begin(request, PublishNamespace(request_id, prefix, Parameters()))
+        self._begin(request, PublishNamespace(request_id, prefix, parameters))
         return request_id
 
-    def subscribe_namespace(self, prefix: TrackNamespace) -> RequestId:
+    def subscribe_namespace(
+        self, prefix: TrackNamespace, *, tokens: Iterable[AuthorizationToken] = ()
+    ) -> RequestId:
         """Ask which namespaces begin with ``prefix``, now and later; raises as subscribe."""
-        request_id, stream_id = self._open_request(SubscribeNamespace(0, prefix))
+        parameters = self._show({}, tokens)
+        request_id, stream_id = self._open_request(SubscribeNamespace(0, prefix, parameters))
         request = OwnNamespaceSubscription(self._context, request_id, stream_id, prefix=prefix)
-        self._begin(request, SubscribeNamespace(request_id, prefix, Parameters()))
+        self._begin(request, SubscribeNamespace(request_id, prefix, parameters))
         return request_id
 
     def publish(
@@ -440,6 +511,7 @@ class Session:
         forward: bool = True,
         priority: int = 128,
         group_order: GroupOrder | None = None,
+        tokens: Iterable[AuthorizationToken] = (),
     ) -> RequestId:
         """Offer a Track to the peer (MOQT, "PUBLISH").
 
@@ -454,10 +526,12 @@ class Session:
             forward: False: nothing is sent until the subscriber sets FORWARD to 1.
             priority: Subscriber Priority, 0 to 255, until the subscriber changes it.
             group_order: Which of two Groups comes first; None: as the Track says.
+            tokens: To show for this request, with values; empty: those of SETUP count.
 
         Raises:
-            UsageError: If the session is over or going away, or the SUBSCRIBE_TRACKS does not
-                ask for the Track (see :meth:`wants_track`). Nothing was sent.
+            UsageError: If the session is over or going away, the SUBSCRIBE_TRACKS does not ask
+                for the Track (see :meth:`wants_track`), or the peer may not have it. Nothing was
+                sent.
         """
         values: dict[P, Any] = {P.GROUP_ORDER: group_order or track.group_order}
         if not forward:
@@ -473,7 +547,10 @@ class Session:
         stated = {key: value for key, value in initial.items() if key in ALLOWED[Scope.PUBLISH]}
         if track.largest is not None:
             stated[P.LARGEST_OBJECT] = track.largest
-        alias, told = self._next_alias, Parameters(stated)
+        alias, told = self._next_alias, self._show(stated, tokens)
+        self._check_open(Publish(0, track.name, alias, told, properties))
+        if self._context.guard.admit_offer(self._ids.following, track.name, wanted_by) is not None:
+            raise UsageError(f"the peer has no right to {track.name}")
         request_id, stream_id = self._open_request(Publish(0, track.name, alias, told, properties))
         self._next_alias += 1
         publication = OwnPublication(
@@ -490,6 +567,7 @@ class Session:
         range_filters: Iterable[RangeFilter] = (),
         group_order: GroupOrder | None = None,
         forward: bool = True,
+        tokens: Iterable[AuthorizationToken] = (),
     ) -> RequestId:
         """Ask for a PUBLISH of every Track under ``prefix``; raises as subscribe.
 
@@ -501,8 +579,10 @@ class Session:
             range_filters: Of Objects, and with TRACK_PROPERTY_FILTER of Tracks.
             group_order: Which of two Groups comes first; None: as each Track says.
             forward: False: the subscriptions begin paused.
+            tokens: To show for this request, with values; empty: those of SETUP count.
         """
         values: dict[P, Any] = {}
+        self._show(values, tokens)
         if group_order is not None:
             values[P.GROUP_ORDER] = group_order
         if not forward:
@@ -536,6 +616,39 @@ class Session:
         update_id = self._ids.next_id()
         request.update(update_id, parameters, limit)
         return update_id
+
+    def renew(self, request_id: RequestId, tokens: Iterable[AuthorizationToken]) -> RequestId:
+        """Show fresh tokens for a request of ours that goes on (MOQT, "REQUEST_UPDATE").
+
+        UpdateAccepted or UpdateRefused answers; what is refused ends the request. Those of SETUP
+        cannot be renewed: dial again before they end.
+
+        Args:
+            request_id: Of any request that was accepted and goes on, PUBLISHes that we took
+                among them.
+            tokens: With values.
+
+        Raises:
+            UsageError: If there is no such request, or the peer's limits forbid the update.
+                Nothing was sent.
+        """
+        request = self._find(request_id, RequestStream)
+        if not isinstance(request, OwnRequest | Subscriber):
+            raise UsageError(f"no request {request_id} of ours goes on")
+        shown = self._context.wallet.to_show(tokens, register=False)
+        parameters = Parameters({P.AUTHORIZATION_TOKEN: shown})
+        if isinstance(request, Subscriber | OwnTracks):
+            return self.update(request_id, parameters)
+        setup = self._context.peer_setup
+        limit = (setup.max_request_updates or 0) if setup is not None else 0
+        encode_message(RequestUpdate(0, parameters), request.kind)  # it must be sendable
+        request.renew(self._ids.following, parameters, limit)
+        return self._ids.next_id()
+
+    def ask_again(self) -> None:
+        """Ask the authority again about all that goes on: something was revoked, perhaps."""
+        if self._terminated is None:
+            self._look_again(everything=True)
 
     def cancel(self, request_id: RequestId) -> None:
         """Give up a request of ours, or withdraw what it announced. No event follows.
@@ -748,21 +861,32 @@ class Session:
         if (defect := filter_defect(parameters, limit)) is not None:
             raise UsageError(f"the peer would refuse the filter: {defect}")
 
-    def _open_request(self, message: Message) -> tuple[RequestId, StreamId]:
-        """Return the IDs of a new request, once it is sure that one like ``message`` can be sent.
+    def _show(self, values: dict[P, Any], tokens: Iterable[AuthorizationToken]) -> Parameters:
+        """Add to the parameters of a request the tokens to show for it, if there are any."""
+        if shown := self._context.wallet.to_show(tokens):
+            values[P.AUTHORIZATION_TOKEN] = shown
+        return Parameters(values)
 
-        An ID that is handed out must be used: the peer sees every stream below one it knows.
-        """
+    def _check_open(self, message: Message) -> None:
         if self._terminated is not None:
             raise UsageError("the session is over")
         if self._control.goaway_received:
             raise UsageError("the peer is going away")
         encode_message(message)
+
+    def _open_request(self, message: Message) -> tuple[RequestId, StreamId]:
+        """Return the IDs of a new request, once it is sure that one like ``message`` can be sent.
+
+        An ID that is handed out must be used: the peer sees every stream below one it knows.
+        """
+        self._check_open(message)
         return self._ids.next_id(), self._context.stream_ids.bidi()
 
     def _begin(self, request: OwnRequest, message: Message) -> None:
         self._requests[request.request_id] = request
         self._by_stream[request.stream_id] = request
+        parameters: Parameters = cast(Any, message).parameters
+        self._context.wallet.shown(parameters.get(P.AUTHORIZATION_TOKEN, ()), request)
         request.send(message)
 
     def _served(self, request_id: RequestId) -> Publisher | None:
@@ -806,6 +930,7 @@ class Session:
         request = self._by_stream.get(stream_id)
         if request is not None:
             request.receive(data, fin)
+            self._half.note(stream_id, request.half_octets)
             self._forget_stream(request)
             return
         if is_opened_by(stream_id, self.role):
@@ -820,11 +945,23 @@ class Session:
         if self._context.peer_setup is not None:
             self._open_peer_request(stream_id)
         elif self._too_much_waits():
-            del self._opening[stream_id]
-            if not fin:
-                self._discarded.add(stream_id)
-                self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
-            self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+            self._discard(stream_id)
+
+    def _discard(self, stream_id: StreamId) -> None:
+        """Give up a request stream whose first message has not been read."""
+        _, fin = self._opening.pop(stream_id)
+        if not fin:
+            self._discarded.add(stream_id)
+            self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+        self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
+
+    def _give_up_half(self, stream_id: StreamId) -> None:
+        """Give up a request stream on which a message does not come to its end."""
+        self._limited("a message on a request stream did not come to its end")
+        if stream_id in self._opening:
+            self._discard(stream_id)
+        elif (request := self._by_stream.get(stream_id)) is not None and not request.over:
+            request.given_up(StreamErrorCode.EXCESSIVE_LOAD)
 
     def _too_much_waits(self) -> bool:
         """Whether the requests that came ahead of SETUP pass a limit."""
@@ -842,6 +979,8 @@ class Session:
                 buffer.finish()
                 del self._opening[stream_id]
                 self._context.reset(stream_id, StreamErrorCode.CANCELLED)
+            else:
+                self._half.note(stream_id, buffer.pending)
             return
         del self._opening[stream_id]
         if message.type not in REQUESTS:
@@ -851,11 +990,14 @@ class Session:
         if (stopped := self._early_stops.pop(stream_id, None)) is not None:
             request.stop_received(stopped)
         request.receive(b"", fin)
+        self._half.note(stream_id, request.half_octets)
         self._forget_stream(request)
 
     def _peer_request(self, stream_id: StreamId, message: Message) -> PeerRequest:
         request_id = self._ids.take(cast(Any, message).request_id)
         parameters: Parameters = cast(Any, message).parameters
+        tokens, unknown_alias = self._tokens_of(parameters)
+        shown = tokens or self._context.guard.session_tokens
         args = self._context, request_id, stream_id, self._ids
         request: PeerRequest
         event: Event
@@ -864,26 +1006,30 @@ class Session:
                 request = PeerSubscription(
                     *args, track=track, parameters=parameters, queue=self._queue
                 )
-                event = SubscribeReceived(request_id=request_id, track=track, parameters=parameters)
+                event = SubscribeReceived(
+                    request_id=request_id, track=track, parameters=parameters, tokens=shown
+                )
             case Fetch(track=track):
                 request = PeerFetch(*args, parameters=parameters, queue=self._queue)
-                event = FetchReceived(request_id=request_id, track=track, parameters=parameters)
+                event = FetchReceived(
+                    request_id=request_id, track=track, parameters=parameters, tokens=shown
+                )
             case TrackStatus(track=track):
                 request = PeerTrackStatus(*args, parameters=parameters)
                 event = TrackStatusReceived(
-                    request_id=request_id, track=track, parameters=parameters
+                    request_id=request_id, track=track, parameters=parameters, tokens=shown
                 )
             case PublishNamespace(prefix=prefix):
                 request = PeerNamespace(*args)
                 event = PublishNamespaceReceived(
-                    request_id=request_id, prefix=prefix, parameters=parameters
+                    request_id=request_id, prefix=prefix, parameters=parameters, tokens=shown
                 )
             case SubscribeNamespace(prefix=prefix):
                 request = PeerNamespaceSubscription(
                     *args, prefix=prefix, overlaps=self._overlaps_another
                 )
                 event = SubscribeNamespaceReceived(
-                    request_id=request_id, prefix=prefix, parameters=parameters
+                    request_id=request_id, prefix=prefix, parameters=parameters, tokens=shown
                 )
             case SubscribeTracks(prefix=prefix):
                 request = PeerTracks(
@@ -893,7 +1039,7 @@ class Session:
                     overlaps=self._overlaps_another,
                 )
                 event = SubscribeTracksReceived(
-                    request_id=request_id, prefix=prefix, parameters=parameters
+                    request_id=request_id, prefix=prefix, parameters=parameters, tokens=shown
                 )
             case Publish(track=track, track_alias=alias):
                 self._delivery.offer_alias(alias, track)
@@ -912,30 +1058,85 @@ class Session:
                     track_alias=alias,
                     parameters=parameters,
                     track_properties=message.track_properties,
+                    tokens=shown,
                 )
             case _:
                 raise ProtocolError(f"{message.type.name} opens a request stream")
         self._requests[request_id] = request
         self._by_stream[stream_id] = request
-        refusal = self._refusal(request, message, parameters)
-        if refusal is not None:
+        too_fast_ms = self._context.pace.request(self._context.now)
+        if unknown_alias is not None:
+            request.reject(RequestErrorCode.MALFORMED_AUTH_TOKEN, unknown_alias)
+        elif too_fast_ms is not None:  # ahead of signatures, which cost most
+            reason = f"more than {self.config.max_requests_per_s:g} requests a second"
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_ms=too_fast_ms)
+            self._limited(reason)
+        elif (denied := self._denied(request, message, tokens)) is not None:
+            # Nothing was looked at yet, so nothing of what there is can be seen in the answer.
+            after_s = denied.retry_after_s
+            retry_ms = None if after_s is None else max(0, round(after_s * 1000))
+            request.reject(REQUEST_CODES[denied.why], "", retry_ms=retry_ms)
+        elif (busy := self._busy(request_id)) is not None:
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, busy.reason, retry_ms=busy.retry_ms)
+            self._limited(busy.reason)
+        elif (refusal := self._refusal(request, message, parameters)) is not None:
             request.reject(*refusal)
+            if refusal[0] is RequestErrorCode.EXCESSIVE_LOAD:
+                self._limited(refusal[1])
         else:
             self._context.emit(event)
         return request
 
+    def _limited(self, reason: str) -> None:
+        self._context.emit(PeerLimited(who=self._context.guard.whose(), reason=reason))
+
+    def _busy(self, request_id: RequestId) -> Busy | None:
+        """Say why a request is not taken now: the peer has enough, in all its sessions together."""
+        context = self._context
+        return context.visit.ask(request_id, context.guard.whose(request_id), context.now)
+
+    def _tokens_of(self, parameters: Parameters) -> tuple[Tokens, str | None]:
+        """Return what a request is judged by, or what is wrong with its aliases."""
+        try:
+            own = self._context.tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
+        except UnknownTokenAlias as exc:
+            return (), str(exc)
+        return own, None
+
+    def _denied(self, request: PeerRequest, message: Message, own: Tokens) -> Denied | None:
+        match message:
+            case Subscribe(track=names) | Fetch(track=names) | TrackStatus(track=names):
+                question = Question.about(request.kind, names)
+            case Publish(track=names):
+                question = Question.about(request.kind, names)
+            case PublishNamespace(prefix=prefix) | SubscribeNamespace(prefix=prefix):
+                question = Question.about(request.kind, prefix)
+            case _:
+                question = Question.about(request.kind, cast(SubscribeTracks, message).prefix)
+        return self._context.guard.admit(request.request_id, question, own)
+
+    def _look_again(self, *, everything: bool = False) -> None:
+        """End what lost its right, and have the peer leave if it is the session that did."""
+        lost = self._context.guard.look(everything=everything)
+        for request_id, why in lost.requests:
+            request = self._requests.get(request_id)
+            if request is not None and not request.over:
+                request.lose_right(why)
+        if lost.farewell is not None:
+            seconds, why = lost.farewell
+            self._control.goaway("", max(1, round(seconds * 1000)))
+            self._context.timers.stop(GOAWAY_TIMER)
+            self._ends_with = SESSION_CODES[why]
+            self._context.timers.start(FAREWELL_TIMER, seconds)
+
     def _refusal(
         self, request: PeerRequest, message: Message, parameters: Parameters
     ) -> tuple[RequestErrorCode, str] | None:
-        """Say why a request is refused before the application hears of it."""
-        try:
-            self._context.tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
-        except UnknownTokenAlias as exc:
-            return RequestErrorCode.MALFORMED_AUTH_TOKEN, str(exc)
+        """Say why a request that is allowed is refused before the application hears of it."""
         if self._control.goaway_sent:
             return RequestErrorCode.GOING_AWAY, ""
         limit = self.config.max_requests
-        if sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values()) > limit:
+        if len(self._requests) > limit and self.peer_requests > limit:
             return RequestErrorCode.EXCESSIVE_LOAD, f"{limit} requests are open"
         defect = filter_defect(parameters, self.config.max_filter_ranges)
         if defect is not None:
@@ -1009,6 +1210,7 @@ class Session:
         for request in self._requests.values():
             if isinstance(request, PeerRequest | Publisher) and not request.over:
                 request.stopped_by_peer()
+        self._context.visit.leave()
         self._context.take_commands()  # what is not done by now is not worth doing
         if close:
             self._context.commands.append(CloseSession(code, reason))

@@ -96,7 +96,7 @@ class Delivery(Intake, AliasDirectory):
         """The peer's SETUP is through: look at the streams that came ahead of it."""
         early, self._early = self._early, []
         for stream in early:
-            if stream.stream_id in self._streams:
+            if stream.stream_id in self._streams and stream.sink is None:
                 self._unpark(stream)
                 self._try_bind(stream, 0)
 
@@ -169,32 +169,34 @@ class Delivery(Intake, AliasDirectory):
         """Look at the header of a stream; bind it, park it, or wait for more of the header."""
         head = decode_vi64(stream.buffer)
         if head is None:
-            self._header_incomplete(stream)
+            self._header_incomplete(stream, arrived)
             return
         kind = classify_uni(head[0])
         if kind is StreamType.SETUP:
             del self._streams[stream.stream_id]
+            self._unpark(stream)
             self._on_control(stream.stream_id, bytes(stream.buffer), stream.fin)
             return
         if self._context.peer_setup is None:
-            if not stream.parked:
+            if stream not in self._early:
                 self._early.append(stream)
             self._park(stream, arrived, None)
         elif kind is StreamType.PADDING:
             self._bind(stream, IGNORE, len(stream.buffer))
         elif kind is StreamType.FETCH_HEADER:
-            self._bind_fetch(stream)
+            self._bind_fetch(stream, arrived)
         else:
             self._bind_subgroup(stream, arrived)
 
-    def _header_incomplete(self, stream: Incoming) -> None:
+    def _header_incomplete(self, stream: Incoming, arrived: int) -> None:
         if stream.fin:
             raise ProtocolError("a data stream ended inside its header")
+        self._park(stream, arrived, None)
 
     def _bind_subgroup(self, stream: Incoming, arrived: int) -> None:
         decoded = SubgroupHeader.decode(stream.buffer)
         if decoded is None:
-            self._header_incomplete(stream)
+            self._header_incomplete(stream, arrived)
             return
         header, size = decoded
         owner = self._owner_of(header.track_alias)
@@ -207,10 +209,10 @@ class Delivery(Intake, AliasDirectory):
         else:
             self._park(stream, arrived, header.track_alias)
 
-    def _bind_fetch(self, stream: Incoming) -> None:
+    def _bind_fetch(self, stream: Incoming, arrived: int) -> None:
         decoded = FetchHeader.decode(stream.buffer)
         if decoded is None:
-            self._header_incomplete(stream)
+            self._header_incomplete(stream, arrived)
             return
         header, size = decoded
         request_id = RequestId(header.request_id)
@@ -228,6 +230,7 @@ class Delivery(Intake, AliasDirectory):
         return self._context.config.max_object_octets
 
     def _bind(self, stream: Incoming, sink: Sink, header_octets: int) -> None:
+        self._unpark(stream)
         stream.sink = sink
         rest = bytes(stream.buffer[header_octets:])
         stream.buffer = bytearray()
@@ -243,15 +246,17 @@ class Delivery(Intake, AliasDirectory):
             stream.parked = True
             arrived = len(stream.buffer)
             self._context.timers.start(_ParkTimer(self, stream.stream_id), config.park_timeout_s)
+        stream.parked_octets += arrived
         self._parked_octets += arrived
         count = sum(s.parked for s in self._streams.values())
         if self._parked_octets > config.max_parked_octets or count > config.max_parked_streams:
-            self.give_up_parked(stream.stream_id, "too much waits for its subscription")
+            self.give_up_parked(stream.stream_id, "too much waits for its header or subscription")
 
     def _unpark(self, stream: Incoming) -> None:
         if stream.parked:
             stream.parked, stream.waits_for = False, None
-            self._parked_octets -= len(stream.buffer)
+            self._parked_octets -= stream.parked_octets
+            stream.parked_octets = 0
             self._context.timers.stop(_ParkTimer(self, stream.stream_id))
 
     def _ignore(self, stream: Incoming, code: StreamErrorCode) -> None:
@@ -282,5 +287,7 @@ class _ParkTimer:
         return isinstance(other, _ParkTimer) and other._stream_id == self._stream_id
 
     def timer_expired(self) -> None:
-        """The subscription of the stream has not come in time."""
-        self._delivery.give_up_parked(self._stream_id, "its subscription did not come in time")
+        """The subscription of the stream, or the rest of its header, has not come in time."""
+        self._delivery.give_up_parked(
+            self._stream_id, "its header or its subscription did not come in time"
+        )

@@ -91,6 +91,8 @@ class OwnNamespace(OwnRequest):
                 self._context.emit(NamespacePublished(request_id=self.request_id))
             case RequestError() if not self.answered:
                 self.refused(message)
+            case _ if self.renewal_answered(message):
+                pass
             case _:
                 raise self.unexpected(message)
 
@@ -116,12 +118,12 @@ class PeerNamespace(PeerRequest):
 
     def accept(self) -> None:
         """Take it."""
-        self.send(RequestOk(Parameters(), ()))
+        self.send(RequestOk(Parameters(self.expires())))
         self.mark_answered()
 
     def update_received(self, update_id: RequestId, message: RequestUpdate) -> None:
         """Only its token could change."""
-        self.send(RequestOk(Parameters(), ()))
+        self.send(RequestOk(Parameters(self.expires())))
 
 
 def _check_first_answer(message: RequestOk) -> None:
@@ -164,6 +166,8 @@ class OwnNamespaceSubscription(OwnRequest):
                 self._appeared(self._whole(message.suffix))
             case NamespaceDone() if self.answered:
                 self._gone(self._whole(message.suffix))
+            case _ if self.renewal_answered(message):
+                pass
             case _:
                 raise self.unexpected(message)
 
@@ -238,7 +242,7 @@ class PeerNamespaceSubscription(PeerRequest):
             self.decline(RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {MAX_MATCHES} matches")
             return
         self._directory = directory
-        self.send(RequestOk(Parameters(), ()))
+        self.send(RequestOk(Parameters(self.expires())))
         directory.watch(self._changed)
         self._tell()
         self.mark_answered()
@@ -255,7 +259,7 @@ class PeerNamespaceSubscription(PeerRequest):
                 RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {MAX_MATCHES} matches"
             )
             return
-        self.send(RequestOk(Parameters(), ()))
+        self.send(RequestOk(Parameters(self.expires())))
         if prefix != self.prefix:
             # Suffixes are relative to the new prefix from here on, so all are told afresh.
             self.prefix, self._told = prefix, set()

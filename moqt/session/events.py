@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from moqt.authority import Action, Denied, Granted
 from moqt.codepoints import (
     ObjectStatus,
     ParameterType,
@@ -26,8 +27,10 @@ from moqt.wire.messages.request import Redirect
 from moqt.wire.messages.setup import Setup
 from moqt.wire.pairs import Pairs
 from moqt.wire.parameters import Parameters
+from moqt.wire.token import AuthorizationToken
 
 RequestId = NewType("RequestId", int)
+Tokens = tuple[AuthorizationToken, ...]
 
 
 class Via(Enum):
@@ -361,6 +364,9 @@ class FillEnded:
 
 
 # -- what the peer asks of us --------------------------------------------------------------------
+#
+# Each was allowed by the Authority, where there is one, before it is told of. ``tokens`` are what
+# the peer showed for it, with values: those of the request if it has any, else those of SETUP.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +376,7 @@ class SubscribeReceived:
     request_id: RequestId
     track: FullTrackName
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +386,7 @@ class FetchReceived:
     request_id: RequestId
     track: FullTrackName
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +396,7 @@ class TrackStatusReceived:
     request_id: RequestId
     track: FullTrackName
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +406,7 @@ class PublishNamespaceReceived:
     request_id: RequestId
     prefix: TrackNamespace
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,6 +416,7 @@ class SubscribeNamespaceReceived:
     request_id: RequestId
     prefix: TrackNamespace
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +431,7 @@ class PublishReceived:
     track_alias: int
     parameters: Parameters
     track_properties: Pairs
+    tokens: Tokens = ()
 
     @property
     def largest(self) -> Location | None:
@@ -444,6 +456,7 @@ class SubscribeTracksReceived:
     request_id: RequestId
     prefix: TrackNamespace
     parameters: Parameters
+    tokens: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,6 +514,36 @@ class GoawayReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessDecided:
+    """The authority said whether the peer may do something; for the log, nothing is left to do.
+
+    Told of a SETUP and of each request ahead of its own event, if there is one, and when what was
+    granted loses its right; not each time that it is asked about again.
+    """
+
+    action: Action
+    """What it was about; of several that a request needs, the first."""
+
+    namespace: TrackNamespace | None
+    """Of the Track, or the prefix; None: the session."""
+
+    answer: Granted | Denied
+
+    is_running: bool
+    """Whether it had been granted before, and was refused when it was asked about again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLimited:
+    """The peer was at one of our limits, and was told so; nothing is left to do."""
+
+    who: str
+    """Whose it was: who was granted it, else where it comes from."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDiscarded:
     """Data of the peer was dropped at one of our limits; for the log.
 
@@ -553,6 +596,8 @@ Event = (
     | TracksUpdated
     | SessionEstablished
     | GoawayReceived
+    | AccessDecided
+    | PeerLimited
     | StreamDiscarded
     | SessionTerminated
 )

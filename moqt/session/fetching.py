@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moqt.authority import Denial
 from moqt.codepoints import (
     GroupOrder,
     LocationFilterType,
@@ -26,6 +27,7 @@ from moqt.session.events import (
     TrackStatusAccepted,
 )
 from moqt.session.fetchflow import FetchFlow, Patience
+from moqt.session.guard import stream_code
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publishing import Selection
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds
@@ -87,6 +89,8 @@ class OwnFetch(OwnRequest):
             case RequestError() if not self.answered:
                 self._stop_data()
                 self.refused(message)
+            case _ if self.renewal_answered(message):
+                pass
             case _:
                 raise self.unexpected(message)
 
@@ -271,7 +275,7 @@ class PeerFetch(PeerRequest):
             changed = message.parameters.get(P.SUBSCRIBER_PRIORITY, selection.priority)
             selection.priority = changed
             self._queue.wake(self)
-        self.send(RequestOk(Parameters(), ()))
+        self.send(RequestOk(Parameters(self.expires())))
 
     def end(self, code: StreamErrorCode) -> None:
         """End it from our side: reset both of its streams."""
@@ -280,6 +284,13 @@ class PeerFetch(PeerRequest):
         self._release()
         self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
         self.abort(code)
+
+    def lose_right(self, why: Denial) -> None:
+        """Refuse it, if it waits for its answer; reset both of its streams otherwise."""
+        if self.answered:
+            self.end(stream_code(why))
+        else:
+            super().lose_right(why)
 
     def candidate(self, admit: Admission) -> Flow | None:
         """Return the one flow, if it may send."""

@@ -73,7 +73,8 @@ class Incoming:
     """One unidirectional stream of the peer, from its first octet to its end."""
 
     __slots__ = (
-        "buffer", "buffered", "fin", "parked", "sink", "stream_id", "unreleased", "waits_for",
+        "buffer", "buffered", "fin", "parked", "parked_octets", "sink", "stream_id", "unreleased",
+        "waits_for",
     )  # fmt: skip
 
     def __init__(self, stream_id: StreamId) -> None:
@@ -81,6 +82,7 @@ class Incoming:
         self.buffer = bytearray()  # what came before the stream was bound
         self.fin = False
         self.parked = False
+        self.parked_octets = 0  # counted as such
         self.waits_for: int | None = None
         self.sink: Sink | None = None
         self.unreleased = 0

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moqt.authority import Denial
 from moqt.codepoints import (
     GroupOrder,
     MessageType,
@@ -24,6 +25,7 @@ from moqt.session.commands import StreamId
 from moqt.session.context import Context
 from moqt.session.events import PeerRequestEnded, PublicationEnded, PublishAccepted, RequestId
 from moqt.session.fetchflow import FetchFlow, Patience
+from moqt.session.guard import done_code, stream_code
 from moqt.session.localobjects import LocalSubgroup
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publishing import ObjectFlow, Selection, SubgroupFlow
@@ -210,7 +212,7 @@ class Publisher(RequestStream):
                 self._resume(track)
             else:
                 self._pause()
-        self.send(RequestOk(Parameters(self._largest(track)), ()))
+        self.send(RequestOk(Parameters({**self._largest(track), **self.expires()}), ()))
         self._open_fill(update_id, parameters.get(P.FILL_PARAMETERS))
         self._queue.wake(self)
 
@@ -235,6 +237,11 @@ class Publisher(RequestStream):
         self.end(PublishDoneCode.UPDATE_FAILED, reason)
 
     # -- the end ---------------------------------------------------------------------------------
+
+    def lose_right(self, why: Denial) -> None:
+        """Reset what is open, and send PUBLISH_DONE."""
+        self._cut_all(stream_code(why))
+        self._finish(done_code(why), "")
 
     def stopped_by_peer(self) -> None:
         """Reset every data stream, fills included."""
@@ -442,7 +449,8 @@ class PeerSubscription(Publisher, PeerRequest):
         self._state = advance(self._state, Input.ACCEPTED)
         include = self._parameters.get(P.INCLUDE_PROPERTIES, 1)
         properties = track.properties if include else ()
-        self.send(SubscribeOk(track_alias, Parameters(self._largest(track)), properties))
+        parameters = Parameters({**self._largest(track), **self.expires()})
+        self.send(SubscribeOk(track_alias, parameters, properties))
         self._serve(track, track_alias)
         self.mark_answered()
 
@@ -452,6 +460,13 @@ class PeerSubscription(Publisher, PeerRequest):
         """Answer REQUEST_ERROR; no Object was or will be sent."""
         self._state = advance(self._state, Input.REJECTED)
         super().reject(code, reason, retry_ms=retry_ms)
+
+    def lose_right(self, why: Denial) -> None:
+        """Refuse it, if it waits for its answer; end it otherwise."""
+        if self.answered:
+            Publisher.lose_right(self, why)
+        else:
+            PeerRequest.lose_right(self, why)
 
     def _tell_end(self, code: PublishDoneCode) -> None:
         self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
@@ -497,13 +512,22 @@ class OwnPublication(Publisher, OwnRequest):
                 self._detach()
                 self.refused(message)
             case RequestUpdate() if self.answered:
-                update_id, problem = self.admit_update(self._ids, message)
-                if problem is None:
+                update_id, refusal = self.admit_update(self._ids, message)
+                if refusal is None:
                     self.update_received(update_id, message)
                 else:
-                    self.refuse_update(RequestErrorCode.MALFORMED_AUTH_TOKEN, problem)
+                    self.refuse_update(*refusal)
+            case _ if self.renewal_answered(message):
+                pass
             case _:
                 raise self.unexpected(message)
+
+    def lose_right(self, why: Denial) -> None:
+        """End it, or give it up if it was not answered yet."""
+        if self.answered:
+            super().lose_right(why)
+        else:
+            self._fail("the peer has no right to it any more")
 
     def stop_received(self, code: int) -> None:
         """The subscriber wants nothing more. If it has not answered yet, its answer may follow."""

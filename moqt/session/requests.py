@@ -4,19 +4,38 @@ A request is an object that owns its stream. Its kind lives in the file of its c
 what all kinds share: cutting the stream into messages, FIN, reset, STOP_SENDING, and the end.
 """
 
+from collections import deque
+from typing import Any
+
+from moqt.authority import Denial
 from moqt.codepoints import MessageType, RequestErrorCode, StreamErrorCode
 from moqt.codepoints import ParameterType as P
-from moqt.errors import InvalidRequestId, ProtocolError, TooManyRequestUpdates
+from moqt.errors import InvalidRequestId, ProtocolError, TooManyRequestUpdates, UsageError
 from moqt.names import TrackNamespace
 from moqt.session.commands import StreamId
 from moqt.session.config import Role
 from moqt.session.context import Context
-from moqt.session.events import GoawayReceived, PeerRequestEnded, RequestId, RequestRefused
+from moqt.session.events import (
+    GoawayReceived,
+    PeerRequestEnded,
+    RequestId,
+    RequestRefused,
+    UpdateAccepted,
+    UpdateRefused,
+)
+from moqt.session.guard import REQUEST_CODES, stream_code
 from moqt.session.tokens import UnknownTokenAlias
 from moqt.wire.framing import MessageBuffer
 from moqt.wire.messages.base import Message
-from moqt.wire.messages.request import RequestError, RequestUpdate
+from moqt.wire.messages.request import RequestError, RequestOk, RequestUpdate
 from moqt.wire.messages.setup import Goaway
+from moqt.wire.parameters import Parameters
+
+#: Why something is refused: the code, and a reason for people.
+Refusal = tuple[RequestErrorCode, str]
+
+#: Request IDs remembered that came ahead of lower ones.
+_MAX_SKIPPED = 4096
 
 
 class RequestIds:
@@ -27,6 +46,11 @@ class RequestIds:
         self._peer_parity = 1 - self._next
         self._below = self._peer_parity  # every ID of the peer below this one was used
         self._seen: set[int] = set()
+
+    @property
+    def following(self) -> RequestId:
+        """What :meth:`next_id` will return."""
+        return RequestId(self._next)
 
     def next_id(self) -> RequestId:
         """Return a fresh Request ID of ours."""
@@ -44,10 +68,19 @@ class RequestIds:
         if request_id < self._below or request_id in self._seen:
             raise InvalidRequestId(f"Request ID {request_id} used twice")
         self._seen.add(request_id)
+        self._move_on()
+        if len(self._seen) > _MAX_SKIPPED:
+            # Those in between were given up before they came, or will never be used. Whoever
+            # does use one of the lower half now uses it twice.
+            self._below = sorted(self._seen)[_MAX_SKIPPED // 2]
+            self._seen = {seen for seen in self._seen if seen >= self._below}
+            self._move_on()
+        return RequestId(request_id)
+
+    def _move_on(self) -> None:
         while self._below in self._seen:
             self._seen.remove(self._below)
             self._below += 2
-        return RequestId(request_id)
 
 
 class RequestStream:
@@ -69,6 +102,11 @@ class RequestStream:
         self._sent_fin = False
         self.got_fin = False
         self._got_goaway = False
+
+    @property
+    def half_octets(self) -> int:
+        """Octets of a message of the peer that is not whole yet."""
+        return 0 if self.over else self._buffer.pending
 
     # -- what happens on the wire ----------------------------------------------------------------
 
@@ -116,19 +154,43 @@ class RequestStream:
         """The peer gave the request up, in either direction."""
         raise NotImplementedError
 
+    def given_up(self, code: StreamErrorCode) -> None:
+        """Give it up because of how the peer behaves: as if the peer had."""
+        self.cancelled(code)
+        if not self.over:
+            self.abort(code)
+
     def timer_expired(self) -> None:
         """The timer kept under this request is due."""
 
     # -- what the kinds do -----------------------------------------------------------------------
 
-    def admit_update(self, ids: RequestIds, message: RequestUpdate) -> tuple[RequestId, str | None]:
-        """Take the Request ID and the tokens of an update; say what is wrong with the tokens."""
-        update_id = ids.take(message.request_id)
+    def admit_update(
+        self, ids: RequestIds, message: RequestUpdate
+    ) -> tuple[RequestId, Refusal | None]:
+        """Take the Request ID and the tokens of an update; say why it is refused, if it is."""
+        update_id, context = ids.take(message.request_id), self._context
+        parameters = message.parameters
+        context.pace.update(context.now)
         try:
-            self._context.tokens.resolve(message.parameters.get(P.AUTHORIZATION_TOKEN, ()))
+            tokens = context.tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
         except UnknownTokenAlias as exc:
-            return update_id, str(exc)
+            return update_id, (RequestErrorCode.MALFORMED_AUTH_TOKEN, str(exc))
+        denied = context.guard.admit_update(
+            self.request_id, tokens, parameters.get(P.TRACK_NAMESPACE_PREFIX)
+        )
+        if denied is not None:
+            return update_id, (REQUEST_CODES[denied.why], "")
         return update_id, None
+
+    def lose_right(self, why: Denial) -> None:
+        """End it: what it was granted on has expired, or was revoked."""
+        raise NotImplementedError
+
+    def expires(self) -> dict[P, Any]:
+        """Return the parameter that tells how long the request may go on, if that is limited."""
+        left_ms = self._context.guard.expires_ms(self.request_id)
+        return {} if left_ms is None else {P.EXPIRES: left_ms}
 
     def unexpected(self, message: Message) -> ProtocolError:
         """Return the error for a message that has no place here."""
@@ -192,6 +254,49 @@ class OwnRequest(RequestStream):
     def __init__(self, context: Context, request_id: RequestId, stream_id: StreamId) -> None:
         super().__init__(context, request_id, stream_id)
         self.answered = False
+        self._renewals: deque[RequestId] = deque()
+
+    def renew(self, update_id: RequestId, parameters: Parameters, limit: int) -> None:
+        """Show another token with a REQUEST_UPDATE that says nothing else.
+
+        ``limit`` is the peer's MAX_REQUEST_UPDATES, 0 for none.
+        """
+        if not self.answered or self.over:
+            raise UsageError("only a request that was accepted and goes on can be renewed")
+        if limit and len(self._renewals) >= limit:
+            raise UsageError(f"{limit} updates are unanswered, which is the peer's limit")
+        self._renewals.append(update_id)
+        self.send(RequestUpdate(update_id, parameters))
+
+    def renewal_answered(self, message: Message) -> bool:
+        """Take the answer to a renewal; return whether ``message`` was one.
+
+        A request does not survive an update that was refused.
+        """
+        if not self._renewals or not isinstance(message, RequestOk | RequestError):
+            return False
+        update_id = self._renewals.popleft()
+        if isinstance(message, RequestOk):
+            self._context.emit(
+                UpdateAccepted(
+                    request_id=self.request_id,
+                    update_id=update_id,
+                    largest=message.parameters.get(P.LARGEST_OBJECT),
+                    fill_expected=False,
+                )
+            )
+            return True
+        self.check_redirect(message)
+        self._context.emit(
+            UpdateRefused(
+                request_id=self.request_id,
+                update_id=update_id,
+                code=message.error_code,
+                reason=message.reason,
+            )
+        )
+        self.cancelled(StreamErrorCode.CANCELLED)
+        return True
 
     def refused(self, message: RequestError) -> None:
         """Handle REQUEST_ERROR as the first answer."""
@@ -255,27 +360,29 @@ class PeerRequest(RequestStream):
         super().__init__(context, request_id, stream_id)
         self.answered = False
         self._ids = ids
-        self._waiting_updates: list[tuple[RequestId, RequestUpdate, str | None]] = []
+        self._waiting_updates: list[tuple[RequestId, RequestUpdate, Refusal | None]] = []
         context.timers.start(self, context.config.answer_timeout_s)
 
     def message_received(self, message: Message) -> None:
         """A requester sends nothing but REQUEST_UPDATE."""
         if not isinstance(message, RequestUpdate):
             raise self.unexpected(message)
-        update_id, problem = self.admit_update(self._ids, message)
+        update_id, refusal = self.admit_update(self._ids, message)
         if self.answered:
-            self._update(update_id, message, problem)
+            self._update(update_id, message, refusal)
             return
         limit, waiting = self._context.config.max_request_updates, self._waiting_updates
         if limit and len(waiting) >= limit:
             raise TooManyRequestUpdates(f"{len(waiting) + 1} unanswered updates, limit {limit}")
-        waiting.append((update_id, message, problem))
+        waiting.append((update_id, message, refusal))
 
-    def _update(self, update_id: RequestId, message: RequestUpdate, problem: str | None) -> None:
-        if problem is None:
+    def _update(
+        self, update_id: RequestId, message: RequestUpdate, refusal: Refusal | None
+    ) -> None:
+        if refusal is None:
             self.update_received(update_id, message)
         else:
-            self.refuse_update(RequestErrorCode.MALFORMED_AUTH_TOKEN, problem)
+            self.refuse_update(*refusal)
 
     def update_received(self, update_id: RequestId, message: RequestUpdate) -> None:
         """Apply one REQUEST_UPDATE and answer it. By default there is nothing to change."""
@@ -297,14 +404,23 @@ class PeerRequest(RequestStream):
     def stopped_by_peer(self) -> None:
         """Let go of what was kept for the request."""
 
+    def lose_right(self, why: Denial) -> None:
+        """Refuse it, if it was not answered yet; reset its stream otherwise."""
+        if not self.answered:
+            self.decline(REQUEST_CODES[why], "")
+            return
+        self.stopped_by_peer()
+        self._context.emit(PeerRequestEnded(request_id=self.request_id, cancelled=False))
+        self.abort(stream_code(why))
+
     def mark_answered(self) -> None:
         """Note that the answer is out, and apply the updates that came ahead of it."""
         self.answered = True
         self._context.timers.stop(self)
         waiting, self._waiting_updates = self._waiting_updates, []
-        for update_id, message, problem in waiting:
+        for update_id, message, refusal in waiting:
             if not self.over:
-                self._update(update_id, message, problem)
+                self._update(update_id, message, refusal)
 
     def reject(
         self, code: RequestErrorCode, reason: str = "", *, retry_ms: int | None = None

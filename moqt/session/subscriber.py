@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moqt.authority import Denial
 from moqt.codepoints import (
     MAX_VI64,
     GroupOrder,
@@ -34,6 +35,7 @@ from moqt.session.events import (
     UpdateAccepted,
     UpdateRefused,
 )
+from moqt.session.guard import done_code, stream_code
 from moqt.session.malformed import TrackShape
 from moqt.session.requests import OwnRequest, PeerRequest, RequestIds, RequestStream, shortened
 from moqt.session.subscription import AliasDirectory, Input, State, advance, fill_range
@@ -269,9 +271,16 @@ class Subscriber(RequestStream):
                 )
             )
 
-    def _finish(self, code: PublishDoneCode, reason: str, *, by_peer: bool) -> None:
+    def _finish(
+        self,
+        code: PublishDoneCode,
+        reason: str,
+        *,
+        by_peer: bool,
+        reset_with: StreamErrorCode = StreamErrorCode.CANCELLED,
+    ) -> None:
         self._state = advance(self._state, Input.LOST)
-        self._drop(StreamErrorCode.CANCELLED)
+        self._drop(reset_with)
         self._emit(
             SubscriptionEnded(
                 request_id=self.request_id,
@@ -427,7 +436,7 @@ class PeerPublication(Subscriber, PeerRequest):
         self._state = advance(self._state, Input.ACCEPTED)
         self._directory.bind(self._offered_alias, self)
         self.track_alias = self._offered_alias
-        self.send(RequestOk())
+        self.send(RequestOk(Parameters(self.expires())))
         self.mark_answered()
         self._directory.deliver_parked(self._offered_alias)
         if self._done is not None and not self.over:
@@ -440,6 +449,13 @@ class PeerPublication(Subscriber, PeerRequest):
         self._state = advance(self._state, Input.REJECTED)
         self._directory.refuse_alias(self._offered_alias)
         super().reject(code, reason, retry_ms=retry_ms)
+
+    def lose_right(self, why: Denial) -> None:
+        """Refuse it, if it waits for its answer; unsubscribe otherwise."""
+        if self.answered:
+            self._finish(done_code(why), "", by_peer=False, reset_with=stream_code(why))
+        else:
+            PeerRequest.lose_right(self, why)
 
     def cancel(self) -> None:
         """Unsubscribe, or turn away without an answer; no event follows."""
@@ -463,7 +479,7 @@ class PeerPublication(Subscriber, PeerRequest):
 
     def update_received(self, update_id: RequestId, message: RequestUpdate) -> None:
         """The publisher changes its own request; the application is told what it says."""
-        self.send(RequestOk())
+        self.send(RequestOk(Parameters(self.expires())))
         self._emit(StateNotified(request_id=self.request_id, parameters=message.parameters))
 
     def refuse_update(self, code: RequestErrorCode, reason: str) -> None:

@@ -1,9 +1,10 @@
-"""Authorization Tokens that the peer registered under an alias (MOQT, "Authorization Token").
+"""Authorization Tokens and their aliases, of both directions (MOQT, "Authorization Token").
 
-Only the bookkeeping of aliases is here; what a token allows is the application's to say.
+Only the bookkeeping of aliases is here; what a token allows is an Authority's to say.
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from moqt.codepoints import TokenAliasType
 from moqt.errors import AuthTokenCacheOverflow, DuplicateAuthTokenAlias
@@ -65,3 +66,54 @@ class TokenCache:
             raise AuthTokenCacheOverflow(f"{total} octets of tokens, limit {self._limit}")
         self._octets = total
         self._tokens[alias] = token
+
+
+class Answerable(Protocol):
+    """A request of ours."""
+
+    answered: bool
+
+
+class Wallet:
+    """The tokens that we show. Each is registered once where the peer has room to keep it.
+
+    An alias is used once the request that registered it was answered: on another stream it could
+    come ahead of its registration otherwise. Until then, and where there is no room, a token goes
+    by value. Nothing is deleted: a session sees few tokens.
+    """
+
+    def __init__(self) -> None:
+        self._room = 0
+        self._aliases: dict[tuple[int | None, bytes], tuple[int, Answerable]] = {}
+
+    def peer_keeps(self, octets: int) -> None:
+        """Note the peer's MAX_AUTH_TOKEN_CACHE_SIZE."""
+        self._room = octets
+
+    def to_show(
+        self, tokens: Iterable[AuthorizationToken], *, register: bool = True
+    ) -> tuple[AuthorizationToken, ...]:
+        """Return how to show tokens, which are given with their values, in one message.
+
+        ``register``: whether the message will be told of with :meth:`shown`.
+        """
+        room, alias = self._room, len(self._aliases)
+        shown = []
+        for token in dict.fromkeys(tokens):  # twice in one message is forbidden
+            token_type, value = token.token_type or 0, token.value
+            known = self._aliases.get((token_type, value))
+            if known is not None and known[1].answered:
+                shown.append(AuthorizationToken.use_alias(known[0]))
+            elif register and known is None and token.cache_octets <= room:
+                shown.append(AuthorizationToken.register(alias, token_type, value))
+                room, alias = room - token.cache_octets, alias + 1
+            else:
+                shown.append(AuthorizationToken.use_value(token_type, value))
+        return tuple(shown)
+
+    def shown(self, tokens: Iterable[AuthorizationToken], request: Answerable) -> None:
+        """Note that a request went out with tokens as :meth:`to_show` gave them."""
+        for token in tokens:
+            if token.alias_type is TokenAliasType.REGISTER and token.alias is not None:
+                self._room -= token.cache_octets
+                self._aliases[token.token_type or 0, token.value] = token.alias, request

@@ -163,7 +163,7 @@ class PeerTracks(PeerRequest):
 
     def accept(self) -> None:
         """Take it."""
-        self.send(RequestOk())
+        self.send(RequestOk(Parameters(self.expires())))
         self.mark_answered()
 
     def wants(self, track: LocalTrack) -> bool:
@@ -207,7 +207,7 @@ class PeerTracks(PeerRequest):
             self.refuse_update(RequestErrorCode.INVALID_FILTER, defect)
             return
         self.prefix, self._parameters = prefix, parameters
-        self.send(RequestOk())
+        self.send(RequestOk(Parameters(self.expires())))
         self._context.emit(
             TracksUpdated(request_id=self.request_id, prefix=prefix, parameters=parameters)
         )

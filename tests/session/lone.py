@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from moqt.authority import Authority
 from moqt.codepoints import MessageType, RequestErrorCode
 from moqt.codepoints import ParameterType as P
 from moqt.errors import UsageError
@@ -11,6 +12,7 @@ from moqt.session.commands import CloseSession, Command, SendStreamData, StreamI
 from moqt.session.config import Role, SessionConfig
 from moqt.session.core import Session
 from moqt.session.events import Event, RequestId, SubscribeReceived
+from moqt.session.guests import Guests
 from moqt.wire.framing import MessageBuffer, encode_message
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.request import RequestError
@@ -32,10 +34,13 @@ class Lone:
         config: SessionConfig | None = None,
         established: bool = True,
         peer_setup: Setup | None = None,
+        guests: Guests | None = None,
+        authority: Authority | None = None,
+        address: str = "",
     ) -> None:
         self.role = role
-        self.session = Session(role, config or SessionConfig())
-        self.session.start()
+        self.session = Session(role, config or SessionConfig(), guests=guests, authority=authority)
+        self.session.start(address=address)
         self.commands: list[Command] = []
         self.events: list[Event] = []
         self.now = 0.0

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from moqt.authority import Authority
 from moqt.codepoints import GroupOrder, RequestErrorCode
 from moqt.errors import UsageError
 from moqt.location import Location
@@ -79,8 +80,16 @@ class Direction:
 class End:
     """One of the two sessions, with what a shell would keep for it."""
 
-    def __init__(self, role: Role, config: SessionConfig) -> None:
-        self.session = Session(role, config, wake=self._woken)
+    def __init__(
+        self,
+        role: Role,
+        config: SessionConfig,
+        authority: Authority | None = None,
+        wall_clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.session = Session(
+            role, config, wake=self._woken, authority=authority, wall_clock=wall_clock
+        )
         self.role = role
         self.config = config
         self.seen: list[Event] = []
@@ -185,6 +194,7 @@ class Pair:
         connection_window: The same over all data streams of one direction.
         max_streams: Unidirectional streams open at once, control streams included.
         start: Whether to exchange SETUPs at once.
+        authority: What the server asks; the time of both is the wall clock.
     """
 
     def __init__(
@@ -198,11 +208,14 @@ class Pair:
         connection_window: int = UNLIMITED,
         max_streams: int = 128,
         start: bool = True,
+        authority: Authority | None = None,
     ) -> None:
         self.client = End(
             Role.CLIENT, client or SessionConfig(authority="relay.example", path="/kv")
         )
-        self.server = End(Role.SERVER, server or SessionConfig())
+        self.server = End(
+            Role.SERVER, server or SessionConfig(), authority, wall_clock=lambda: self.now
+        )
         self.chunk = chunk
         self.stream_window = stream_window
         self.connection_window = connection_window

@@ -16,8 +16,8 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 #: Lowest floor first. A module imports from its own floor or from below, never upwards.
 FLOORS = (
-    ("moqt.codepoints", "moqt.errors", "moqt.names", "moqt.location", "moqt.values"),
-    ("moqt.wire", "moqt.authority"),
+    ("moqt.codepoints", "moqt.errors", "moqt.names", "moqt.location", "moqt.values", "moqt.limits"),
+    ("moqt.wire", "moqt.authority", "moqt.certificates"),
     ("moqt.session",),
     ("moqt.aio",),
     ("moqt.relay",),
@@ -35,6 +35,8 @@ FLOORS = (
         "kvcs.advice",
         "kvcs.kvsp.http",
         "kvcs.trust.watching",
+        "kvcs.audit",
+        "kvcs.repeats",
     ),
     ("kvcs.producer", "kvcs.consumer", "kvcs.depot"),
     ("kvcs.cli", "kvcs.connectors", "kvcs.__main__"),
@@ -57,6 +59,7 @@ SHELL = (
     "moqt.relay.tasks",
     "moqt.relay.track",
     "moqt.relay.upstream",
+    "kvcs.audit",
     "kvcs.garbage",
     "kvcs.lifecycle",
     "kvcs.link",

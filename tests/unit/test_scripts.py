@@ -105,7 +105,7 @@ def test_made_certificates_are_taken_by_a_listener(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     flags = done.stdout.splitlines()[0].split()
-    args = make_parser().parse_args(["produce", "--listen", ":0", *flags])
+    args = make_parser().parse_args(["produce", "--listen", "[::1]:0", *flags])
     settings = settings_from(ProducerSettings, args, environ={})
     assert settings.certificate_file is not None
     assert settings.key_file is not None

@@ -328,6 +328,8 @@ def _client_context(tls: ClientTls) -> ssl.SSLContext:
         )
     except (ValueError, OSError) as exc:
         raise ConfigError(f"{exc}") from None
+    if tls.certificate_file is not None:
+        context.load_cert_chain(tls.certificate_file, tls.key_file)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

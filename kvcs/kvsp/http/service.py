@@ -195,7 +195,9 @@ class HttpService:
         """
         loop = asyncio.get_running_loop()
         try:
+            self._context = _server_context(tls)
             context = _server_context(tls)
+            context.sni_callback = self._show
             listener = await _bind(host, port)
         except (OSError, TlsSettingsError) as exc:
             raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
@@ -208,21 +210,30 @@ class HttpService:
             ssl_handshake_timeout=self._options.request_timeout_s,
             ssl_shutdown_timeout=_CLOSE_S,
         )
-        self._context = context
         self._servers.append(server)
         address: tuple[str, int] = listener.getsockname()[:2]
         log.info(LogEvent.HTTP_LISTENING, host=address[0], port=address[1])
         return address
 
     def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on.
+        """Show another certificate to those who connect from now on, and believe these CAs.
+
+        Whether clients are asked for certificates at all was decided with :meth:`listen`.
 
         Raises:
             TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
         """
         if self._context is not None:
-            check_server_tls(tls)
-            self._context.load_cert_chain(tls.certificate_file, tls.key_file)
+            self._context = _server_context(tls)
+
+    def _show(self, connection: ssl.SSLObject, name: str, first: ssl.SSLContext) -> None:
+        """Have a connection that begins show what is to be shown now (called by the library).
+
+        It is called whether a client names a server or not. So what is shown is replaced as a
+        whole; a context into which other files are loaded would keep the CAs of the old ones.
+        """
+        if self._context is not None:
+            connection.context = self._context
 
     async def close(self, drain_s: float) -> None:
         """Take no more requests, and let those that are being served end within ``drain_s``."""
@@ -358,8 +369,12 @@ def _server_context(tls: ServerTls) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(tls.certificate_file, tls.key_file)
-    except ssl.SSLError as exc:
-        raise TlsSettingsError(f"{tls.certificate_file}: cannot be used: {exc.reason}") from exc
+        if tls.client_ca_file is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(tls.client_ca_file)
+    except OSError as exc:  # of TLS, or of a file that has changed since it was checked
+        reason = getattr(exc, "reason", None) or exc.strerror
+        raise TlsSettingsError(f"{tls.certificate_file}: cannot be used: {reason}") from exc
     return context
 
 

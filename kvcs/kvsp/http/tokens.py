@@ -123,21 +123,29 @@ class TokenFile:
             ConfigError: If it cannot be read, others than its owner may read it, or a line is
                 none; the message names the file and the line, and never a token.
         """
+        # Raised where no variable holds a secret: some programs print those of a traceback.
+        found, wrong = cls._try_to_read(path)
+        if found is None:
+            raise ConfigError(f"tokens file {path}{wrong}")
+        return found
+
+    @classmethod
+    def _try_to_read(cls, path: str | Path) -> tuple[Self | None, str]:
+        """Return the tokens, or what is wrong with the file."""
         try:
             with Path(path).open("rb") as file:
-                mode = fstat(file.fileno()).st_mode
+                mode = stat.S_IMODE(fstat(file.fileno()).st_mode)
                 text = file.read(MAX_FILE_OCTETS + 1)
         except OSError as exc:
-            raise ConfigError(f"tokens file {path}: {exc.strerror or exc}") from None
-        if stat.S_IMODE(mode) & 0o077:
-            found = f"mode {stat.S_IMODE(mode):04o}"
-            raise ConfigError(f"tokens file {path} has {found}, expected 0600: it is for its owner")
+            return None, f": {exc.strerror or exc}"
+        if mode & 0o077:
+            return None, f" has mode {mode:04o}, expected 0600: it is for its owner"
         if len(text) > MAX_FILE_OCTETS:
-            raise ConfigError(f"tokens file {path} has more than {MAX_FILE_OCTETS} octets")
+            return None, f" has more than {MAX_FILE_OCTETS} octets"
         try:
-            return cls(parse_lines(text))
+            return cls(parse_lines(text)), ""
         except ConfigError as exc:
-            raise ConfigError(f"tokens file {path}: {exc}") from None
+            return None, f": {exc}"
 
     def identify(self, token: bytes, now: float) -> Grant | None:
         """See :class:`Authorizer`. These tokens do not expire."""
@@ -186,18 +194,26 @@ def read_token(path: str | Path) -> str:
     Raises:
         ConfigError: If it cannot be read or is no token; the message never shows it.
     """
+    token, wrong = _try_to_read_token(path)
+    if wrong:
+        raise ConfigError(f"token file {path}{wrong}")
+    return token
+
+
+def _try_to_read_token(path: str | Path) -> tuple[str, str]:
+    """Return the token, or nothing and what is wrong with the file."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_TOKEN + 64).strip()
     except OSError as exc:
-        raise ConfigError(f"token file {path}: {exc.strerror or exc}") from None
+        return "", f": {exc.strerror or exc}"
     token = text.decode("ascii", errors="replace")
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not _TOKEN.fullmatch(token):
-        raise ConfigError(
-            f"token file {path} holds {len(token)} characters, expected one token of "
-            f"{MIN_TOKEN} to {MAX_TOKEN} characters"
+        return "", (
+            f" holds {len(token)} characters, expected one token of {MIN_TOKEN} to {MAX_TOKEN} "
+            "characters"
         )
-    return token
+    return token, ""
 
 
 def bearer_token(field: str | None) -> bytes | None:

@@ -8,7 +8,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from moqt.aio.aioquic.pathmtu import BASE
 from moqt.aio.settings import QuicSettings
-from moqt.aio.tls import ClientTls, ServerTls, load_cas, load_identity
+from moqt.aio.tls import (
+    ClientTls,
+    Identity,
+    ServerTls,
+    load_cas,
+    load_client_identity,
+    load_identity,
+)
 
 #: How long a connection ID of ours is; what tells packets apart relies on it.
 CONNECTION_ID_OCTETS = 8
@@ -23,7 +30,8 @@ def client_configuration(
     """Return a configuration that dials ``host`` with ``tls`` and offers ``alpn``.
 
     Raises:
-        TlsSettingsError: If the CA file is missing or is not PEM.
+        TlsSettingsError: If the CA file is missing or is not PEM, or if a certificate of our own
+            or its key cannot be used.
     """
     configuration = _configuration(settings, alpn, is_client=True)
     configuration.server_name = tls.server_name or host
@@ -32,6 +40,9 @@ def client_configuration(
     if cas is not None:
         # Written out again because aioquic's own parser wants exactly this form.
         configuration.cadata = b"".join(ca.public_bytes(Encoding.PEM) for ca in cas)
+    identity = load_client_identity(tls)
+    if identity is not None:
+        _show(configuration, identity)
     return configuration
 
 
@@ -46,10 +57,14 @@ def server_configuration(
     """
     identity = load_identity(tls)
     configuration = _configuration(settings, alpn, is_client=False)
+    _show(configuration, identity)
+    return configuration
+
+
+def _show(configuration: QuicConfiguration, identity: Identity) -> None:
     configuration.certificate = identity.certificate
     configuration.certificate_chain = list(identity.chain)
     configuration.private_key = identity.key
-    return configuration
 
 
 def _configuration(

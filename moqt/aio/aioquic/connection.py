@@ -6,6 +6,7 @@ from typing import Any
 from aioquic.quic.connection import END_STATES, QuicConnectionState
 from aioquic.quic.packet import QuicErrorCode
 
+from moqt.aio.aioquic.clients import ClientCheck
 from moqt.aio.aioquic.probing import Probing
 from moqt.aio.aioquic.unpacking import Unpacking
 from moqt.aio.settings import DATAGRAM_BACKLOG
@@ -14,6 +15,24 @@ from moqt.aio.transport import ConnectionLost, TransportStats
 
 class Connection(Unpacking, Probing):
     """aioquic's connection with our flow control and our way of filling packets."""
+
+    #: Who must show a certificate does so to this; set before the first packet, or never.
+    client_check: ClientCheck | None = None
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        if self.client_check is not None:
+            self.client_check.attach(self.tls)
+
+    @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for and is believed."""
+        return None if self.client_check is None else self.client_check.certificate
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether who is connected should have shown a certificate and did not."""
+        return self.client_check is not None and self.client_check.certificate is None
 
     @property
     def pending_events(self) -> deque[Any]:

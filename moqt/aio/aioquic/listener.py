@@ -5,7 +5,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
+import structlog
 from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import TRANSPORT_CLOSE_FRAME_CAPACITY
@@ -21,14 +23,21 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.tls import AlertDescription
 
+from moqt.aio.aioquic.clients import ClientCheck
 from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS, server_configuration
 from moqt.aio.aioquic.connection import Connection
 from moqt.aio.aioquic.transport import AioquicTransport
+from moqt.aio.door import Door, Verdict
 from moqt.aio.settings import QuicSettings
-from moqt.aio.tls import ServerTls
-from moqt.aio.transport import ReceiverFactory
+from moqt.aio.tls import ServerTls, load_client_verifier
+from moqt.aio.transport import ConnectionLost, ReceiverFactory
 from moqt.aio.udp import Address, UdpEndpoint, bound_socket, cut, spell
+from moqt.certificates import ClientVerifier
+from moqt.limits import peer_of
+
+log = structlog.get_logger("moqt")
 
 
 async def listen(
@@ -55,6 +64,7 @@ async def listen(
         OSError: If the address is not known or cannot be bound; the message names it.
     """
     configuration = server_configuration(settings, tls, alpn)
+    clients = load_client_verifier(tls)
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
@@ -63,7 +73,7 @@ async def listen(
     except OSError as error:
         where = spell((host, port))
         raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
-    return Listener(sock, settings, configuration, receiver_factory)
+    return Listener(sock, settings, configuration, clients, receiver_factory)
 
 
 class Listener:
@@ -74,12 +84,15 @@ class Listener:
         sock: socket.socket,
         settings: QuicSettings,
         configuration: QuicConfiguration,
+        clients: ClientVerifier | None,
         receiver_factory: ReceiverFactory,
     ) -> None:
         self._settings = settings
         self._configuration = configuration
+        self._clients = clients
         self._receiver_factory = receiver_factory
-        self._retry = QuicRetryTokenHandler() if settings.retry else None
+        self._retry = QuicRetryTokenHandler()
+        self._door = Door(settings)
         self._routes: dict[bytes, AioquicTransport] = {}
         self._transports: dict[AioquicTransport, set[bytes]] = {}
         self._touched: dict[AioquicTransport, None] = {}
@@ -99,7 +112,7 @@ class Listener:
         return tuple(self._transports)
 
     def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on.
+        """Show another certificate to those who connect from now on, and believe these CAs.
 
         aioquic 1.7.2 keeps the configuration that a connection was made with, and takes the
         certificate from it with the first packet. So it is replaced as a whole, never changed.
@@ -108,7 +121,11 @@ class Listener:
             TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
         """
         alpn = self._configuration.alpn_protocols or ()
-        self._configuration = server_configuration(self._settings, tls, alpn)
+        configuration, clients = (
+            server_configuration(self._settings, tls, alpn),
+            load_client_verifier(tls),
+        )
+        self._configuration, self._clients = configuration, clients
 
     def stop_accepting(self) -> None:
         """Refuse new connections from now on; those there are go on."""
@@ -184,25 +201,32 @@ class Listener:
 
     def _accept(self, header: QuicHeader, address: Address) -> AioquicTransport | None:
         """Make a connection for a client's first packet, or refuse it."""
-        if not self._accepting or len(self._transports) >= self._settings.max_connections:
+        if not self._accepting:
             self._refuse(header, QuicErrorCode.CONNECTION_REFUSED, address)
             return None
         original, retried = header.destination_cid, None
-        if self._retry is not None:
-            if not header.token:
-                self._send_retry(self._retry, header, address)
-                return None
+        now = time.monotonic()
+        if header.token:
             try:
                 original = self._retry.validate_token(
                     address=address,
                     destination_cid=header.destination_cid,
                     token=header.token,
-                    now=time.monotonic(),
+                    now=now,
                 )
+                retried = header.destination_cid
             except ValueError:
-                self._refuse(header, QuicErrorCode.INVALID_TOKEN, address)
-                return None
-            retried = header.destination_cid
+                if self._door.asks_for_proof:
+                    self._refuse(header, QuicErrorCode.INVALID_TOKEN, address)
+                    return None
+        peer = peer_of(address[0])
+        verdict = self._door.asked(peer, now, proved=retried is not None)
+        if verdict is Verdict.RETRY:
+            self._send_retry(header, address)
+            return None
+        if verdict is Verdict.REFUSE:
+            self._refuse(header, QuicErrorCode.CONNECTION_REFUSED, address)
+            return None
         connection = Connection(
             self._settings,
             configuration=self._configuration,
@@ -213,6 +237,9 @@ class Listener:
             connection, self._endpoint, self._settings, self._receiver_factory, remote=None
         )
         self._transports[transport] = set()
+        if self._clients is not None:
+            connection.client_check = ClientCheck(self._clients)
+            transport.on_lost = partial(_log_stranger, transport)
 
         def note_id(octets: bytes, issued: bool) -> None:
             if issued:
@@ -222,19 +249,26 @@ class Listener:
                 self._routes.pop(octets, None)
                 self._transports[transport].discard(octets)
 
+        established = False
+
+        def note_established() -> None:
+            nonlocal established
+            established = True
+            self._door.established(peer)
+
         def forget() -> None:
             for octets in self._transports.pop(transport, ()):
                 self._routes.pop(octets, None)
+            self._door.left(peer, established=established)
 
+        transport.on_connected = note_established
         transport.on_connection_id = note_id
         transport.on_over = forget
         note_id(header.destination_cid, True)
         note_id(connection.host_cid, True)
         return transport
 
-    def _send_retry(
-        self, handler: QuicRetryTokenHandler, header: QuicHeader, address: Address
-    ) -> None:
+    def _send_retry(self, header: QuicHeader, address: Address) -> None:
         """Make a client prove that it is where it says (RFC 9000 Section 8.1.2)."""
         source_cid = os.urandom(CONNECTION_ID_OCTETS)
         retry = encode_quic_retry(
@@ -242,7 +276,7 @@ class Listener:
             source_cid=source_cid,
             destination_cid=header.source_cid,
             original_destination_cid=header.destination_cid,
-            retry_token=handler.create_token(
+            retry_token=self._retry.create_token(
                 address=address,
                 original_destination_connection_id=header.destination_cid,
                 retry_source_connection_id=source_cid,
@@ -272,6 +306,17 @@ class Listener:
         buf.push_uint_var(QuicFrameType.PADDING)
         buf.push_uint_var(0)
         self._endpoint.send(builder.flush()[0], address)
+
+
+def _log_stranger(transport: AioquicTransport, lost: ConnectionLost) -> None:
+    """Say who was refused for want of a good certificate, and why."""
+    alert = lost.code - QuicErrorCode.CRYPTO_ERROR
+    if transport.client_certificate is None and not lost.by_peer and 0 <= alert < 256:
+        try:
+            name = AlertDescription(alert).name
+        except ValueError:
+            name = str(alert)
+        log.warning("client refused", peer=transport.peer_address, alert=name, reason=lost.reason)
 
 
 def _is_of_one_connection(data: bytes, size: int) -> bool:

@@ -205,6 +205,11 @@ class OutboundStreams(BaseConnection):
             credit = min(credit, self._remote_max_stream_data_bidi_remote)
         return max(0, credit)
 
+    @property
+    def unread_octets(self) -> int:
+        """Octets written to control and request streams and not acknowledged."""
+        return sum(out.unacked for out in self._outbound.values() if out.urgent)
+
     def send_budget(self) -> int:
         """Return the free part of the congestion window, within flow control."""
         budget = self._loss.congestion_window - self.unacked

@@ -91,6 +91,11 @@ class AioquicTransport:
         return address[0], address[1]
 
     @property
+    def client_certificate(self) -> bytes | None:
+        """DER of the certificate of the client, if one was asked for: it was verified then."""
+        return self._connection.client_certificate
+
+    @property
     def peer_accepts_datagrams(self) -> bool:
         """Whether the DATAGRAM extension was negotiated."""
         return self._connection.peer_accepts_datagrams
@@ -136,6 +141,10 @@ class AioquicTransport:
     def stream_credit(self, stream_id: int) -> int:
         """Octets that flow control lets us add to a stream now."""
         return 0 if self._closing else self._connection.send_credit(stream_id)
+
+    def unread_octets(self) -> int:
+        """Octets on control and request streams that the peer has not acknowledged."""
+        return self._connection.unread_octets
 
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on."""
@@ -273,6 +282,11 @@ class AioquicTransport:
     def _tell_connected(self, event: events.HandshakeCompleted) -> None:
         self._alpn = event.alpn_protocol
         self._handshake_deadline = None
+        if self._connection.is_stranger:
+            # The handshake has seen to that, unless the library completes one in another way.
+            log.error("client without a certificate, closing", peer=self.peer_address)
+            self._fail()
+            return
         try:
             self._receiver = self._receiver_factory(self)
         except Exception:

@@ -37,6 +37,10 @@ What cannot be made, and is different from the engine ``aioquic`` therefore:
 * A sign of life (``heard_at``) is noticed when the figures of the connection are looked at, which
   ``ping`` asks for; PINGs are sent every half second of silence, where ``keepalive`` is set.
 * A listener cannot change its certificate.
+* What a listener has in its handshake is not told. So addresses are proved always (``retry``) or
+  never, whatever ``retry_above`` says, and of the limits on handshakes and on the connections of
+  one peer only ``max_connections`` holds.
+* No client is asked for a certificate, and none shows one: both are refused when they are set.
 * ``stats`` knows no ``packets_received``, ``packets_expected``, ``key_updates`` and
   ``datagram_octets``.
 

@@ -10,7 +10,7 @@ from moqt.aio.errors import AlpnMismatchError, DialError, TlsAlertError
 from moqt.aio.picoquic.transport import PicoquicTransport
 from moqt.aio.picoquic.worker import Worker
 from moqt.aio.settings import QuicSettings
-from moqt.aio.tls import ClientTls, load_cas
+from moqt.aio.tls import ClientTls, TlsSettingsError, load_cas
 from moqt.aio.transport import ConnectionLost, ReceiverFactory
 from moqt.aio.udp import Address, UdpEndpoint, connected_socket, spell
 
@@ -56,6 +56,11 @@ async def dial(
         TimeoutError: If nobody answered in time.
     """
     load_cas(tls)
+    if tls.certificate_file is not None or tls.key_file is not None:
+        raise TlsSettingsError(
+            "client_certificate_file is set, but the QUIC engine picoquic shows no certificate of "
+            "a client: expected the engine aioquic"
+        )
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     try:

@@ -51,6 +51,11 @@ async def listen(
         OSError: If the address is not known or cannot be bound; the message names it.
     """
     load_identity(tls)
+    if tls.client_ca_file is not None or tls.client_names:
+        raise TlsSettingsError(
+            "client_ca_file is set, but the QUIC engine picoquic asks no client for a certificate: "
+            "expected the engine aioquic"
+        )
     loop = asyncio.get_running_loop()
     where = spell((host, port))
     try:

@@ -87,6 +87,11 @@ class SendQueues:
         """Whether all that was written is in packets, as of the last look."""
         return not self._active
 
+    @property
+    def unread_octets(self) -> int:
+        """Octets of control and request streams that are not in packets, as of the last look."""
+        return sum(stream.queued for stream in self._active if stream.urgent)
+
     # Writing
 
     def write(self, stream: Stream, data: bytes | memoryview, fin: bool) -> None:

@@ -132,6 +132,11 @@ class PicoquicTransport:
         return self._peer_address
 
     @property
+    def client_certificate(self) -> bytes | None:
+        """None: picoquic asks no client for a certificate."""
+        return None
+
+    @property
     def peer_accepts_datagrams(self) -> bool:
         """Whether the DATAGRAM extension was negotiated."""
         return self._accepts_datagrams
@@ -221,6 +226,10 @@ class PicoquicTransport:
         if self._closing or self._is_over(stream_id):
             return 0
         return self._outbound.credit(stream_id, self._streams.get(stream_id))
+
+    def unread_octets(self) -> int:
+        """Octets on control and request streams that have not gone into packets."""
+        return self._outbound.unread_octets
 
     def consumed(self, stream_id: int, octets: int) -> None:
         """The application is done with received octets: the receive windows may move on."""

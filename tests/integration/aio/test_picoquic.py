@@ -231,6 +231,24 @@ async def test_another_certificate_is_refused_and_nothing_changes(
         client.transport.abandon()
 
 
+async def test_certificates_of_clients_are_refused_before_anything_starts(
+    ends: Ends, certificates: CertificateFiles
+) -> None:
+    """What it cannot ask for, and cannot show, must not look as if it were done."""
+    engine = engine_named("picoquic")
+
+    def nobody(transport: QuicTransport) -> Recorder:
+        raise AssertionError("nobody gets that far")
+
+    own = certificates.certificate_file, certificates.key_file
+    asking = ServerTls(*own, client_ca_file=certificates.ca_file)
+    shown = ClientTls(certificates.ca_file, certificate_file=own[0], key_file=own[1])
+    with pytest.raises(TlsSettingsError, match=r"picoquic asks no client .* expected the engine"):
+        await engine.listen("127.0.0.1", 0, QuicSettings(), asking, nobody, alpn=["x"])
+    with pytest.raises(TlsSettingsError, match=r"picoquic shows no certificate .* expected the"):
+        await engine.dial("127.0.0.1", 9, QuicSettings(), shown, nobody, alpn=["x"], timeout_s=1.0)
+
+
 async def test_a_sign_of_life_is_seen_in_silence(ends: Ends) -> None:
     async with ends.connected(QuicSettings(idle_timeout_s=1.5)) as pair:
         transport: Any = pair.client.transport

@@ -114,6 +114,7 @@ async def on_stage(
     directory: Directory | None = None,
     patience_s: float = 60.0,
     port: int = 0,
+    tls: ServerTls | None = None,
     **options: Any,
 ) -> AsyncIterator[Stage]:
     """Have both services listen; what the test does with them may take so many seconds."""
@@ -128,7 +129,7 @@ async def on_stage(
         counters=counters,
     )
     async with asyncio.timeout(patience_s), service:
-        host, port = await service.listen("127.0.0.1", port, tls=server_tls(files))
+        host, port = await service.listen("127.0.0.1", port, tls=tls or server_tls(files))
         base = f"https://{host}:{port}"
         yield Stage(service, index.directory, names, base, files, counters)
 

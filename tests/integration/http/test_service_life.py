@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -30,6 +31,7 @@ from tests.integration.http.scene import (
     on_stage,
     server_tls,
 )
+from tests.pki import Ca, KeyPair, pem, uri
 
 pytestmark = pytest.mark.network
 
@@ -219,6 +221,33 @@ async def test_a_new_certificate_is_shown_to_those_who_come_later(
         async with stage.blocks() as unbelieving:
             with pytest.raises(ServiceFailed, match="certificate is not believed"):
                 await unbelieving.layer(stage.names[0], 0, LAYOUT)
+
+
+async def test_who_shows_no_certificate_of_the_cas_for_clients_is_not_served(
+    certificates: CertificateFiles, tmp_path: Path
+) -> None:
+    ca, other = Ca(), Ca("other")
+    (tmp_path / "clients.pem").write_bytes(pem(ca.certificate))
+    tls = replace(server_tls(certificates), client_ca_file=tmp_path / "clients.pem")
+    one = ca.write(tmp_path, "one", uri("spiffe://kvcs.example/decode/7"))
+    two = other.write(tmp_path, "two", uri("spiffe://kvcs.example/decode/7"))
+
+    async with on_stage(certificates, tls=tls) as stage:
+
+        async def ask(pair: KeyPair | tuple[None, None]) -> None:
+            shown = ClientTls(certificates.ca_file, certificate_file=pair[0], key_file=pair[1])
+            async with BlockClient(stage.base, READER, tls=shown) as client:
+                await client.layer(stage.names[0], 0, LAYOUT)
+
+        await ask(one)
+        for pair in (two, (None, None)):
+            with pytest.raises(ServiceFailed):
+                await ask(pair)
+        (tmp_path / "clients.pem").write_bytes(pem(other.certificate))
+        stage.service.identify(tls)
+        await ask(two)
+        with pytest.raises(ServiceFailed):
+            await ask(one)
 
 
 async def test_other_tokens_count_from_the_next_request_on(certificates: CertificateFiles) -> None:

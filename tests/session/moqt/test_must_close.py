@@ -392,7 +392,7 @@ ROWS = [
         Token.register(1, 0, b"x" * 4), Token.register(2, 0, b"x" * 5)),
         C.AUTH_TOKEN_CACHE_OVERFLOW, config=CACHE),
     Row("14 registered without a cache", with_tokens(Token.register(1, 0, b"")),
-        C.AUTH_TOKEN_CACHE_OVERFLOW),
+        C.AUTH_TOKEN_CACHE_OVERFLOW, config=SessionConfig(max_auth_token_cache_octets=0)),
     Row("15 alias deleted in SETUP", setup("03 02 00 01"), established=False),
     Row("15 alias used in SETUP", setup("03 02 02 01"), established=False),
     # 16-18: where the session is to lead

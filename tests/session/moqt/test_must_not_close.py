@@ -89,7 +89,7 @@ def setup_cut_everywhere(peer: Lone) -> None:
 
 
 def register_beyond_the_limit_in_setup(peer: Lone) -> None:
-    peer.say(peer.control, Setup.of(tokens=(Token.register(1, 0, b"x" * 500),)))
+    peer.say(peer.control, Setup.of(tokens=(Token.register(1, 0, b"x" * 20_000),)))
     assert peer.seen(SessionEstablished)
     # It counts as used once: the alias is free.
     stream_id = peer.ask(parameters={P.AUTHORIZATION_TOKEN: (Token.use_alias(1),)})

@@ -7,10 +7,13 @@ import pytest
 
 from kvcs.config import (
     SETTINGS,
+    Access,
     Address,
     CommonSettings,
     ConsumerSettings,
+    ListeningSettings,
     ProducerSettings,
+    RelaySettings,
     StoreSettings,
     add_settings,
     origins_of,
@@ -19,6 +22,7 @@ from kvcs.config import (
 from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.trust.scope import Protection, Scope, Suite
+from kvcs.trust.scopefile import new_scope
 
 S = TypeVar("S", bound=CommonSettings)
 RELAY = "moqt://relay.example:4443/"
@@ -186,11 +190,51 @@ def test_variables_that_platforms_put_there_are_no_settings() -> None:
     ],
 )
 def test_addresses_are_read(text: str, address: tuple[str, int]) -> None:
-    settings = read(
-        ProducerSettings, "--listen", text, "--certificate-file", "c", "--key-file", "k"
-    )
+    flags = ["--listen", text, "--certificate-file", "c", "--key-file", "k", "--insecure-open"]
 
-    assert settings.listen == Address(*address)
+    assert read(ProducerSettings, *flags).listen == Address(*address)
+
+
+LISTENING = ("--listen", "0.0.0.0:4443", "--certificate-file", "c", "--key-file", "k")
+
+
+@pytest.mark.parametrize("kind", [ProducerSettings, RelaySettings, StoreSettings])
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (["--listen", "127.0.0.1:4443"], Access.LOOPBACK),
+        (["--listen", "[::1]:4443"], Access.LOOPBACK),
+        (["--listen", "localhost:4443"], Access.LOOPBACK),
+        (["--issuers-file", "i"], Access.AUTHORIZED),
+        (["--issuers-file", "i", "--client-ca-file", "ca"], Access.AUTHORIZED),
+        (["--client-ca-file", "ca"], Access.CERTIFIED),
+        (["--insecure-open"], Access.EVERYBODY),
+    ],
+)
+def test_who_is_let_in_follows_from_the_settings(
+    kind: type[ListeningSettings], more: list[str], found: Access
+) -> None:
+    assert read(kind, *LISTENING, *more).access is found
+
+
+@pytest.mark.parametrize("kind", [ProducerSettings, RelaySettings, StoreSettings])
+@pytest.mark.parametrize("listen", ["0.0.0.0:4443", ":4443", "192.0.2.1:4443", "relay.example:1"])
+def test_nobody_listens_for_everybody_without_saying_so(
+    kind: type[ListeningSettings], listen: str
+) -> None:
+    complaint = "where anybody could do everything: expected issuers_file, client_ca_file, a loop"
+    with pytest.raises(ConfigError, match=complaint):
+        read(kind, *LISTENING, "--listen", listen)
+
+
+@pytest.mark.parametrize("name", ["audience", "revocations-file"])
+def test_what_tokens_are_held_against_is_nothing_without_issuers(name: str) -> None:
+    with pytest.raises(ConfigError, match="issuers_file is not set, expected a file since"):
+        read(RelaySettings, *LISTENING, "--insecure-open", f"--{name}", "x")
+
+
+def test_who_does_not_listen_lets_nobody_in() -> None:
+    assert read(ProducerSettings, "--connect", RELAY).access is Access.NOBODY
 
 
 @pytest.mark.parametrize(
@@ -261,7 +305,7 @@ def test_the_scope_key_comes_from_the_environment_or_from_a_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "env", "complaint"),
     [
-        ([], {}, "no scope key: set scope_key_file"),
+        ([], {}, "no scope key: set scope_file .*, scope_key_file"),
         (["--scope-key-file", "x"], {"KVCS_SCOPE_KEY": SECRET}, "both set"),
         (["--scope-key-file", "x"], {}, "scope key file x: No such file"),
         ([], {"KVCS_SCOPE_KEY": "5e5e"}, "scope key has 2 octets, at least 32"),
@@ -315,6 +359,72 @@ def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="scope_key is a value") as refused:
         read(ProducerSettings, "--connect", RELAY)
     assert "123456789" not in str(refused.value)
+
+
+def test_a_scope_comes_from_files_of_which_the_first_is_published_in(tmp_path: Path) -> None:
+    paths = [tmp_path / "current.toml", tmp_path / "previous.toml"]
+    current, previous = (new_scope(path, Protection()) for path in paths)
+    settings = read(
+        ProducerSettings, "--connect", RELAY, *(f"--scope-file={path}" for path in paths)
+    )
+
+    assert settings.load_scopes() == (current, previous)
+    assert settings.load_scope() == current
+    assert settings.load_scope_key() == current.key
+    by_variable = {"KVCS_SCOPE_FILE": ",".join(map(str, paths))}
+    again = read(ProducerSettings, "--connect", RELAY, env=by_variable)
+    assert again.load_scopes() == (current, previous)
+
+
+def test_a_scope_is_told_in_one_way_and_once(tmp_path: Path) -> None:
+    file = tmp_path / "scope.toml"
+    new_scope(file, None)
+    (tmp_path / "same.toml").write_bytes(file.read_bytes())
+    (tmp_path / "same.toml").chmod(0o600)
+    told = ["--connect", RELAY, "--scope-file", str(file)]
+
+    for more, env, complaint in (
+        (["--scope-key-file", "x"], {}, "scope_file and scope_key_file are both set"),
+        ([], {"KVCS_SCOPE_KEY": SECRET}, "scope_file and scope_key are both set"),
+        (["--scope-file", str(tmp_path / "same.toml")], {}, "names the scope [0-9a-f]{8} twice"),
+        (["--scope-file", "none"], {}, "scope file none: No such file"),
+    ):
+        settings = read(ProducerSettings, *told, *more, env=env)
+        with pytest.raises(ConfigError, match=complaint):
+            settings.load_scope()
+
+
+@pytest.mark.parametrize(
+    ("protection", "flags", "says"),
+    [
+        (Protection(), ["--sealing", "clear"], "sealing is 'clear', but scope file .* 'sealed'"),
+        (None, ["--sealing", "sealed"], "sealing is 'sealed', but scope file .* says 'clear'"),
+        (None, ["--suite", "aes-128-gcm"], "suite is 'aes-128-gcm', but .* sealing is clear"),
+        (Protection(), ["--suite", "aes-256-gcm"], "but scope file .* says 'aes-128-gcm'"),
+        (Protection(), ["--padding", "none"], "padding is 'none', but scope file .* says 'auto'"),
+    ],
+)
+def test_settings_beat_no_scope_file_and_a_contradiction_is_told(
+    protection: Protection | None, flags: list[str], says: str, tmp_path: Path
+) -> None:
+    made = new_scope(tmp_path / "scope.toml", protection)
+    told = ["--connect", RELAY, "--scope-file", str(tmp_path / "scope.toml")]
+
+    with pytest.raises(ConfigError, match=says):
+        read(ProducerSettings, *told, *flags).load_scope()
+    agreeing = ["--sealing", "clear" if protection is None else "sealed"]
+    assert read(ProducerSettings, *told, *agreeing).load_scope() == made
+
+
+def test_clients_are_named_only_where_their_cas_are(tmp_path: Path) -> None:
+    listening = ["--listen", ":1", "--certificate-file", "c", "--key-file", "k"]
+    for flags, complaint in (
+        (["--client-names", "spiffe://a/*"], "client_ca_file is not set, expected a PEM file"),
+        (["--client-key-file", "k"], "client_certificate_file is not set, expected a PEM file"),
+        (["--client-certificate-file", "k"], "client_key_file is not set, expected a PEM file"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read(ProducerSettings, *listening, *flags)
 
 
 def test_a_producer_key_is_read_from_its_file(tmp_path: Path) -> None:

@@ -1,14 +1,34 @@
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvcs.config import ConsumerSettings, ProducerSettings
 from kvcs.errors import ConfigError
-from kvcs.link import Backoff, client_tls, quic_settings, server_tls, why_not_there
+from kvcs.link import (
+    SERVING_WINDOW,
+    Backoff,
+    ShownToken,
+    client_config,
+    client_tls,
+    quic_settings,
+    server_tls,
+    serving_quic,
+    upstream_prefixes,
+    why_not_there,
+)
 from kvcs.producer.daemon import ProducerOptions
 from kvcs.producer.publication import Encoding
+from kvcs.telemetry import LogEvent
+from kvcs.trust.grants import Role
+from kvcs.trust.tokenfile import token_to_text
 from moqt.aio import ClientTls, QuicSettings, ServerTls
+from moqt.names import TrackNamespace
+from moqt.session.config import SessionConfig
+from tests.integration.kvcs.scene import SCOPE
+from tests.issuing import Issuer, shown
 
 RELAY = "moqt://relay.example:4443"
 
@@ -43,6 +63,16 @@ def test_settings_reach_what_they_are_about() -> None:
     options = ProducerOptions.of(settings)
     assert options.encodings == (Encoding(), Encoding(joint=True))
     assert options.store_octets == 1000
+
+
+def test_who_takes_nothing_grants_no_more_than_requests_need() -> None:
+    settings = ProducerSettings(connect=(RELAY,), max_connections=3)
+    quic = serving_quic(settings)
+
+    assert (quic.connection_window, quic.stream_window) == (SERVING_WINDOW, SERVING_WINDOW)
+    assert quic.max_connections == 3
+    smaller = ProducerSettings(connect=(RELAY,), connection_window=1 << 17, stream_window=1 << 16)
+    assert serving_quic(smaller) == quic_settings(smaller)
 
 
 def test_an_engine_that_cannot_be_used_is_a_setting_that_is_wrong(
@@ -103,3 +133,47 @@ def test_it_may_not_be_sent_to_what_is_no_moqt_uri(uri: str) -> None:
 
     assert reason is not None
     assert uri in reason
+
+
+def test_a_token_is_read_again_for_each_session(tmp_path: Path) -> None:
+    issuer = Issuer()
+    first, second = issuer.issue(), issuer.issue(Role.RELAY)
+    settings = ConsumerSettings(connect=(RELAY,), token_file=issuer.file(tmp_path, "token", first))
+    source = client_config(settings).tokens
+    assert source() == (shown(first),)
+
+    issuer.file(tmp_path, "token", second)
+    assert source() == (shown(second),)
+    (tmp_path / "token").write_text("no token")
+    with capture_logs() as lines:
+        assert source() == (shown(second),)
+    [line] = lines
+    assert (line["event"], line["log_level"]) == (LogEvent.TOKEN_REFUSED, "warning")
+
+
+def test_what_shows_a_token_goes_to_other_processes_and_tells_nobody(tmp_path: Path) -> None:
+    issuer = Issuer()
+    token = issuer.issue()
+    source = ShownToken.read(issuer.file(tmp_path, "token", token))
+
+    assert pickle.loads(pickle.dumps(source))() == (shown(token),)
+    assert token_to_text(token) not in repr(source)
+    assert repr(token)[2:20] not in repr(source.__dict__)
+
+
+def test_without_a_token_nothing_is_shown_and_everything_is_asked_for() -> None:
+    settings = ConsumerSettings(connect=(RELAY,))
+
+    assert client_config(settings) == SessionConfig()
+    assert upstream_prefixes(settings) == (TrackNamespace(),)
+
+
+def test_an_upstream_is_asked_for_what_the_token_allows(tmp_path: Path) -> None:
+    issuer = Issuer()
+    path = issuer.file(tmp_path, "token", issuer.issue(Role.RELAY))
+    settings = ConsumerSettings(connect=(RELAY,), token_file=path)
+
+    assert upstream_prefixes(settings) == (TrackNamespace((b"kvcs-1", SCOPE.scope_id)),)
+    issuer.file(tmp_path, "token", issuer.issue(Role.PRODUCER))
+    with pytest.raises(ConfigError, match="allows no SUBSCRIBE_NAMESPACE"):
+        upstream_prefixes(settings)

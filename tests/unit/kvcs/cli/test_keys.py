@@ -155,7 +155,7 @@ BAD: dict[str, tuple[Case, int, str]] = {
         6,
         "write it as a string",
     ),
-    "no key": (lambda f: [f.side], 2, "no scope key: set scope_key_file"),
+    "no key": (lambda f: [f.side], 2, "no scope key: set scope_file"),
     "a short key": (
         lambda f: ["--scope-key-file", f.write("short", "00" * 31), f.side],
         2,

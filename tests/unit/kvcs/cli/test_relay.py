@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from kvcs.cli.main import main
-from kvcs.cli.relay import relay_options, session_config
+from kvcs.cli.relay import relay_options
 from kvcs.config import Address, RelaySettings
-from kvcs.link import quic_settings
+from kvcs.link import guests, quic_settings, session_config
 from moqt.aio import QuicSettings
 from moqt.relay.options import RelayOptions
 from moqt.session.config import SessionConfig
+from moqt.session.guests import GuestLimits
 
 #: The limits of a relay, each with a value that is not the default one.
 LIMITS = {
@@ -23,6 +24,15 @@ LIMITS = {
     "max_behind_octets": 10,
     "stall_s": 20.0,
     "max_connections": 11,
+    "max_connections_of_peer": 10,
+    "max_handshakes": 21,
+    "max_handshakes_per_s_of_peer": 22.0,
+    "retry_above": 23,
+    "max_sessions_of_peer": 24,
+    "max_requests_of_peer": 25,
+    "max_requests_per_s": 26.0,
+    "max_requests_per_s_of_peer": 27.0,
+    "max_unread_octets": 1 << 17,
     "max_requests": 12,
     "max_request_updates": 13,
     "max_filter_ranges": 14,
@@ -41,7 +51,12 @@ def settings(**changed: Any) -> RelaySettings:
 
 
 def in_force(values: RelaySettings) -> dict[str, Any]:
-    parts = relay_options(values), session_config(values), quic_settings(values)
+    parts = (
+        relay_options(values),
+        session_config(values),
+        quic_settings(values),
+        guests(values).limits,
+    )
     return {name: value for part in parts for name, value in asdict(part).items()}
 
 
@@ -58,6 +73,7 @@ def test_the_limits_by_default_are_those_of_the_library() -> None:
     assert relay_options(settings()) == RelayOptions()
     assert session_config(settings()) == SessionConfig()
     assert quic_settings(settings()) == QuicSettings()
+    assert guests(settings()).limits == GuestLimits()
 
 
 def test_the_help_names_every_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """Certificates and keys that can be used, and those that cannot."""
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,13 @@ from moqt.aio.tls import (
     check_client_tls,
     check_server_tls,
     load_cas,
+    load_client_identity,
+    load_client_verifier,
     load_identity,
     make_certificates,
 )
+from moqt.certificates import subject_of
+from tests.pki import NOW, SERVER, Ca, dns, pem, uri
 
 
 @pytest.fixture
@@ -122,3 +128,70 @@ def test_every_certificate_of_the_chain_must_be_valid_today(
         check_server_tls(ServerTls(files.certificate_file, files.key_file))
 
     assert str(files.certificate_file) in str(caught.value)
+
+
+def test_a_chain_that_is_not_in_order_is_refused_naming_what_does_not_follow(
+    tmp_path: Path,
+) -> None:
+    root = Ca("root")
+    between = Ca("between", above=root)
+    certificate, key = between.write(tmp_path, "own", dns("here.example"), usage=SERVER)
+    own = certificate.read_bytes()
+    certificate.write_bytes(own + pem(between.certificate, root.certificate))
+    check_server_tls(ServerTls(certificate, key))
+
+    certificate.write_bytes(own + pem(root.certificate, between.certificate))
+    with pytest.raises(TlsSettingsError, match=r"certificate 1 was issued by CN=between, which "):
+        check_server_tls(ServerTls(certificate, key))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"key_file": None}, "only one of them is set"),
+        ({"certificate_file": None}, "only one of them is set"),
+        ({"certificate_file": "server.pem"}, "does not belong"),
+        ({"key_file": "none"}, "none: No such file"),
+    ],
+)
+def test_what_a_client_shows_must_fit_together(
+    tmp_path: Path, changed: dict[str, str | None], says: str
+) -> None:
+    ca = Ca()
+    certificate, key = ca.write(tmp_path, "own", uri("spiffe://kvcs.example/a"))
+    ca.write(tmp_path, "server", dns("a"))
+    good = ClientTls(certificate_file=certificate, key_file=key)
+    check_client_tls(good)
+
+    paths: dict[str, Any] = {n: None if to is None else tmp_path / to for n, to in changed.items()}
+    with pytest.raises(TlsSettingsError, match=says):
+        check_client_tls(replace(good, **paths))
+
+
+def test_cas_of_clients_must_be_some_and_one_must_be_valid(tmp_path: Path) -> None:
+    server = Ca().write(tmp_path, "server", dns("a"), usage=SERVER)
+    asking = ServerTls(*server, client_ca_file=tmp_path / "cas.pem")
+    with pytest.raises(TlsSettingsError, match=r"cas\.pem: No such file"):
+        check_server_tls(asking)
+    old = Ca().issue(dns("old"), until_days=-0.5)
+    (tmp_path / "cas.pem").write_bytes(pem(old))
+    with pytest.raises(TlsSettingsError, match="no CA in it is valid"):
+        check_server_tls(asking)
+    (tmp_path / "cas.pem").write_bytes(pem(old, Ca().certificate))
+    check_server_tls(asking)
+
+
+def test_a_throwaway_certificate_for_a_client_is_believed_by_its_ca(tmp_path: Path) -> None:
+    name = "spiffe://kvcs.example/decode/7"
+    files = make_certificates(tmp_path, client=name)
+    server = ServerTls(files.certificate_file, files.key_file, client_ca_file=files.ca_file)
+    verifier = load_client_verifier(server)
+    shown = load_client_identity(
+        ClientTls(certificate_file=files.client_certificate_file, key_file=files.client_key_file)
+    )
+
+    assert verifier is not None
+    assert shown is not None
+    assert subject_of(verifier.verify([shown.certificate], NOW)) == name
+    assert files.client_key_file is not None
+    assert files.client_key_file.stat().st_mode & 0o777 == 0o600

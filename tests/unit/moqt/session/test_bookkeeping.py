@@ -16,10 +16,21 @@ from moqt.session.context import Timers
 from moqt.session.requests import RequestIds, overlaps, shortened
 from moqt.session.sendqueue import Admission, Flow, Rank, SendQueue
 from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
-from moqt.session.tokens import TokenCache, UnknownTokenAlias
+from moqt.session.tokens import TokenCache, UnknownTokenAlias, Wallet
 from moqt.wire.token import AuthorizationToken as Token
 
 # -- Timers ----------------------------------------------------------------------------------------
+
+
+def test_a_timer_that_was_started_when_another_was_due_is_waited_for() -> None:
+    timers = Timers()
+    timers.start("a", 5.0)
+    timers.fix(100.0)
+    assert timers.expired(105.0) == ["a"]
+
+    timers.start("b", 5.0)
+    timers.fix(105.0)
+    assert timers.next_deadline() == 110.0
 
 
 def test_a_timer_runs_from_the_next_time_that_is_told() -> None:
@@ -304,3 +315,40 @@ def test_the_blocked_are_passed_over_and_stay_and_the_idle_leave() -> None:
     assert turns(queue, 1) == "-"
     assert queue.is_idle
     queue.forget(one)
+
+
+class Asked:
+    """A request of ours, answered or not."""
+
+    answered = False
+
+
+def test_a_token_is_named_by_its_alias_once_the_request_that_registered_it_was_answered() -> None:
+    wallet, asked = Wallet(), Asked()
+    wallet.peer_keeps(100)
+    secret = Token.use_value(1, b"secret")
+
+    first = wallet.to_show([secret])
+    assert first == (Token.register(0, 1, b"secret"),)
+    assert wallet.to_show([secret]) == first  # nothing went out yet
+    wallet.shown(first, asked)
+    assert wallet.to_show([secret]) == (secret,)
+    asked.answered = True
+    assert wallet.to_show([secret]) == (Token.use_alias(0),)
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.lists(st.binary(max_size=30), max_size=4), st.booleans()), max_size=20),
+)
+def test_whatever_is_shown_the_peer_can_keep_and_resolve(
+    room: int, messages: list[tuple[list[bytes], bool]]
+) -> None:
+    wallet, cache = Wallet(), TokenCache(room)
+    wallet.peer_keeps(room)
+    for values, is_answered in messages:
+        asked = Asked()
+        shown = wallet.to_show([Token.use_value(0, value) for value in values])
+        wallet.shown(shown, asked)
+        assert [token.value for token in cache.resolve(shown)] == list(dict.fromkeys(values))
+        asked.answered = is_answered
