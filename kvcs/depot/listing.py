@@ -177,8 +177,9 @@ class StoreListing:
 
     async def _manifest(self, name: PublicationName) -> Manifest:
         track, version, payload, cover = await self._depot.manifest(name)
-        read = self._terms.read_manifest
-        return await asyncio.to_thread(read, track, payload, name, version, cover)
+        return await asyncio.to_thread(
+            self._terms.read_manifest, track, payload, name, version, cover
+        )
 
     async def _chain(
         self, name: PublicationName, layout: Layout, segments: Sequence[SegmentEntry]

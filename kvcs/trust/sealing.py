@@ -192,7 +192,10 @@ class SealedTrack:
         Raises:
             ConfigError: If more would be sealed under one key than is safe. What is still to be
                 published goes into a new publication.
+            ValueError: If the Object ID is above what a nonce has room for.
         """
+        if location.object > MAX_OBJECT_ID:  # or it would have the nonce of another place
+            raise ValueError(f"Object ID {location.object}, limit {MAX_OBJECT_ID}")
         plaintext = _plaintext(payload, padded=padded)
         self.cipher_blocks += 1 - (-len(plaintext) // 16)  # and one for the tag
         if self.cipher_blocks > MAX_CIPHER_BLOCKS:

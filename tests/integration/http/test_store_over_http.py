@@ -271,6 +271,22 @@ async def test_an_index_that_is_dead_costs_a_store_nothing_but_its_listing(
     assert {one.covers for one in found} == {BLOCKS}
 
 
+async def test_what_a_store_cannot_open_any_more_keeps_nothing_else_from_being_listed(
+    certificates: CertificateFiles, tmp_path: Path
+) -> None:
+    async with services_on_stage(certificates) as stage:
+        async with warehouse(tmp_path, certificates, scope=Scope(SCOPE, Protection())) as held:
+            sealed = await kept(held, certificates, stage, Scope(SCOPE, Protection()))
+        async with warehouse(tmp_path, certificates) as held, listing(held, stage):
+            publication = await kept(held, certificates, stage)
+            found = await told(stage, lambda found: len(found) == 4)
+
+    listed = [one.uri for one in found if not str(one.uri).startswith("moqt://gone.example")]
+    assert len(listed) == 2
+    assert any(publication.name.publication_id.hex() in str(uri) for uri in listed)
+    assert not any(sealed.name.publication_id.hex() in str(uri) for uri in listed)
+
+
 @pytest.mark.parametrize("scope", [SCOPE, Scope(SCOPE, Protection())], ids=["clear", "sealed"])
 async def test_what_no_relay_has_is_brought_by_a_store_over_https(
     certificates: CertificateFiles, tmp_path: Path, scope: Scope | ScopeKey

@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,9 +329,8 @@ async def test_a_changed_object_costs_its_layer_and_is_asked_for_as_if_it_had_no
         corrupt(publication, "k.raw.s0", 2, 3, flip(100))
         sink = CountingSink()
         with capture_logs() as logs:
-            events = await run(
-                scene.retrieve(sink, settings=hasty(deadline_s=5, fetch="never", eager=False))
-            )
+            settings = hasty(deadline_s=5, fetch="never", eager=False)
+            events = await run(scene.retrieve(sink, settings=settings))
 
     failed = events[-1]
     assert isinstance(failed, Failed)
@@ -341,6 +341,35 @@ async def test_a_changed_object_costs_its_layer_and_is_asked_for_as_if_it_had_no
     told = [line for line in logs if line["event"] == LogEvent.OBJECT_UNOPENED]
     assert [(line["reason"], line["count"]) for line in told] == [("tag", 1)]
     assert not [line for line in logs if line["event"] == LogEvent.OBJECT_REJECTED]
+
+
+def withhold(publication: Publication) -> None:
+    """Have one Object never come."""
+    [subgroup] = publication.tracks[b"k.raw.s0"]._groups[2]
+    del subgroup.objects[3]
+
+
+def spoil(publication: Publication) -> None:
+    """Have the same Object come, and not open."""
+    corrupt(publication, "k.raw.s0", 2, 3, flip(100))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_who_serves_cannot_tell_what_did_not_open_from_what_did_not_come(
+    certificates: CertificateFiles, way: str
+) -> None:
+    seen: list[tuple[int, int]] = []
+    for wrong in (withhold, spoil):
+        async with on_stage(certificates, scope=SEALED) as scene:
+            wrong(await filled(scene.open()))
+            settings = replace(WAYS[way], deadline_s=10, stall_timeout_s=10)
+            events = await run(scene.retrieve(CountingSink(), settings=settings))
+            assert isinstance(events[-1], Failed)
+            assert sorted(ready(events)) == [0, 1, 3, 4, 5]
+            counters = scene.counters
+            seen.append((counters[Counter.SESSIONS], counters[Counter.REQUESTS]))
+
+    assert seen[0] == seen[1]
 
 
 async def test_objects_that_changed_places_are_both_missing(

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from kvcs.cli.bench_cache import BenchCache, LikelySource
 from kvcs.cli.bench_serve import Keys, other_end_command, own_names
 from kvcs.cli.main import make_parser
+from kvcs.config import BenchSettings, settings_from
 from kvcs.errors import BadDescriptor, ConfigError
 from kvcs.kvsp.codecs import RAW
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import standard_codecs
+from kvcs.trust.scope import Protection, Suite
 
 
 def cache(model: str = "4,2,64", megabytes: float = 0.1, block_tokens: int = 16) -> BenchCache:
@@ -125,6 +127,16 @@ def test_the_line_for_the_other_end_is_one_that_the_parser_takes_and_names_no_se
     assert (program, args.uri) == ("kvcs", "moqt://far.example:4443/")
     assert (args.mb, args.model) == (0.1, "4,2,64")
     assert (keys.for_the_other_end / "scope.key").read_text().strip() not in line
+
+
+def test_the_other_end_is_told_how_objects_are_sealed(tmp_path: Path) -> None:
+    protection = Protection(Suite.AES_256_GCM_SHA512_128, "bucket")
+
+    line = other_end_command(cache(), "far.example", 4443, tmp_path, protection)
+
+    args = make_parser().parse_args(shlex.split(line)[1:])
+    settings = settings_from(BenchSettings, args, environ={})
+    assert settings.load_protection() == protection
 
 
 def test_a_machine_that_listens_everywhere_is_called_by_what_it_is_reached_by() -> None:

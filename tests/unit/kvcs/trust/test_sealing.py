@@ -185,6 +185,18 @@ def test_what_is_padded_is_a_matter_of_the_scope(
     assert mine.longest(1000, fixed_length=True) == sealed_octets(1000, padded=fixed)
 
 
+def test_nothing_is_sealed_for_a_place_whose_nonce_would_be_that_of_another() -> None:
+    with pytest.raises(ValueError, match="Object ID 4294967296, limit 4294967295"):
+        track().seal(Location(0, 1 << 32), 0, b"payload")
+
+
+@given(locations, locations)
+def test_no_two_places_have_the_same_nonce(one: Location, other: Location) -> None:
+    mine = track()
+
+    assert (mine._nonce(one) == mine._nonce(other)) is (one == other)
+
+
 def test_a_place_is_sealed_to_the_same_octets_each_time() -> None:
     assert track().seal(AT, 0, b"pay", b"load") == track().seal(AT, 0, b"payload")
 
