@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcs.cli.main import main
 from kvcs.cli.scopes import FIRST_TURN_S, believed, turns
 from kvcs.config import ConsumerSettings
 from kvcs.errors import ConfigError
@@ -13,6 +14,8 @@ from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.signing import ProducerKey
 from kvcs.trust.producers import KnownProducer
 from kvcs.trust.scope import Scope
+from kvcs.trust.scopefile import add_producer, new_scope
+from tests.unit.kvcs.cli.samples import Folder
 
 SCOPE = ScopeKey(bytes(range(32)))
 RELAY = "moqt://relay.example:4443"
@@ -69,3 +72,38 @@ def test_signatures_cannot_be_required_of_nobody() -> None:
 
     with pytest.raises(ConfigError, match="neither trust nor the scope file lists a producer"):
         believed(settings, Scope(SCOPE))
+
+
+@pytest.mark.parametrize(
+    ("signs", "says"),
+    [
+        (None, "producer_key_file is not set, expected one since the scope lists producers"),
+        ("stranger.pem", "is none of the 1 that the scope lists"),
+        ("old.pem", "no more, expected one that it believes now"),
+    ],
+)
+def test_a_producer_that_nobody_would_believe_does_not_start(
+    signs: str | None, says: str, folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = ProducerKey.generate()
+    new_scope("scope.toml", None)
+    add_producer("scope.toml", KnownProducer(old.public_key, not_after=1.0))
+    old.to_file("old.pem")
+    ProducerKey.generate().to_file("stranger.pem")
+
+    signing = [] if signs is None else ["--producer-key-file", signs]
+    scope = ["--scope-file", "scope.toml", *signing]
+    assert main(["produce", "--synthetic", "smollm2-135m", "--connect", RELAY, *scope]) == 2
+    told = capsys.readouterr()
+    assert says in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+
+
+def test_a_store_keeps_one_scope(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one.toml", "two.toml"):
+        new_scope(name, None)
+    scopes = ["--scope-file", "one.toml", "--scope-file", "two.toml"]
+
+    assert main(["store", "kept", "--connect", RELAY, *scopes]) == 2
+    assert "scope_file names 2 files, expected one" in capsys.readouterr().err
+    assert not Path("kept").exists()
