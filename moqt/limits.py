@@ -43,7 +43,7 @@ class Rate:
         whole_at = max(self._whole_at, now) + self._each_s
         # Less than one unit of rounding is no reason to refuse the last of a burst.
         wait_s = whole_at - now - self._burst_s
-        if wait_s > 1e-6 * self._each_s + 1e-9 * abs(now):
+        if wait_s > 1e-6 * self._each_s + 1e-14 * abs(now):
             return wait_s
         self._whole_at = whole_at
         return 0.0

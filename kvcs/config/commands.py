@@ -254,6 +254,11 @@ class StoreSettings(HoldingSettings):
         gt=0,
         description="seconds that a publication is kept of which something is missing",
     )
+    stall_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds that a consumer may take nothing while there is no room for others",
+    )
     at_once: int = Field(
         default=16, ge=1, description="publications that are brought at the same time"
     )

@@ -61,6 +61,10 @@ class StoreOptions:
     stall_s: float = 600.0
     """Seconds without anything new until a publication is left alone."""
 
+    reader_stall_s: float = 10.0
+    """Seconds that a consumer may take nothing of what it reads, while what is read leaves no room
+    for what comes."""
+
     require_signature: bool = False
     """Take no plain manifest."""
 
@@ -82,6 +86,7 @@ class StoreOptions:
             partial_s=settings.partial_s,
             at_once=settings.at_once,
             stall_s=settings.stall_timeout_s,
+            reader_stall_s=settings.stall_s,
             require_signature=settings.require_signature,
             drain_s=settings.drain_s,
             connect_timeout_s=settings.connect_timeout_s,
@@ -139,7 +144,7 @@ class Store:
             partial_s=options.partial_s,
             counters=counters,
         )
-        self._handler = DepotHandler(self.depot, scope.key.scope_id)
+        self._handler = DepotHandler(self.depot, scope.key.scope_id, options.reader_stall_s)
         self._servers: list[Server] = []
         self._relays: list[Relay] = []
         self._following: asyncio.Task[None] | None = None
@@ -286,6 +291,7 @@ class Store:
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         await self.depot.__aenter__()
+        self._looking = self._tasks.create_task(self._handler.leave_stalled())
         return self
 
     async def __aexit__(
@@ -312,6 +318,7 @@ class Store:
         """Begin nothing new, let consumers finish, close everything."""
         log.info(LogEvent.STOPPING, drain_s=drain_s)
         self._handler.draining = True
+        self._looking.cancel()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

@@ -40,6 +40,9 @@ FREE_AGAIN_OCTETS = 64 << 20
 _READERS = 2
 #: Seconds between looks at what is too old, and at what was used.
 _HOUSEKEEPING_S = 10.0
+#: Seconds for which room is short after somebody was refused for want of it. Longer than readers
+#: may stand still, or they would outlast it.
+_SHORT_S = 60.0
 
 
 class NoRoomError(KvcsError):
@@ -115,6 +118,7 @@ class Depot:
         self._changed = asyncio.Event()
         self._changes = 0
         self._is_full = False
+        self._short_at: float | None = None
         self._failure: BaseException | None = None
         for holding in self._archive.holdings():
             self.shelf.put(holding)
@@ -125,6 +129,12 @@ class Depot:
     def holding(self, name: PublicationName) -> Holding | None:
         """Return what is held of a publication."""
         return self.shelf.get(name)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody was refused for want of room a short while ago."""
+        now = asyncio.get_running_loop().time()
+        return self._short_at is not None and now - self._short_at < _SHORT_S
 
     def is_served(self, name: PublicationName) -> bool:
         """Whether requests for a publication are answered; not while it comes for the first time.
@@ -287,6 +297,7 @@ class Depot:
         self._check_disk(octets)
         victims = self.shelf.room_for(octets, len(items))
         if victims is None:
+            self._short_at = asyncio.get_running_loop().time()
             raise NoRoomError(
                 f"no room for {octets} octets of {name}: {self.shelf.used} of "
                 f"{self.shelf.limit} are in use",

@@ -8,14 +8,16 @@ from collections.abc import Callable
 
 import structlog
 
+from kvcs.audit import AuditEvent, Outcome, Subject, note
 from kvcs.depot.depot import Depot
+from kvcs.depot.stalls import Stalls
 from kvcs.errors import BadName, NotFound
 from kvcs.producer.answers import Refusal, check_prefix, missing
 from kvcs.producer.handler import CountingHandler
 from kvcs.profile.naming import PublicationName
 from kvcs.telemetry import Counter, LogEvent
 from moqt.aio import MoqtConnection
-from moqt.codepoints import RequestErrorCode
+from moqt.codepoints import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.events import (
     FetchReceived,
@@ -29,6 +31,11 @@ from moqt.session.localtrack import LocalTrack
 
 log = structlog.get_logger("kvcs.depot")
 
+Reader = tuple[MoqtConnection, RequestId]
+
+#: Seconds between looks at who takes nothing.
+_LOOK_S = 1.0
+
 _GOING = Refusal(RequestErrorCode.GOING_AWAY, "the store is stopping")
 
 
@@ -38,13 +45,16 @@ class DepotHandler(CountingHandler):
     Args:
         depot: What is held.
         scope_id: The scope; no other is answered for.
+        stall_s: Seconds that a reader may take nothing while there is no room for others.
 
     Attributes:
         draining: Set when the store stops: what is under way goes on, nothing new begins.
     """
 
-    def __init__(self, depot: Depot, scope_id: bytes) -> None:
+    def __init__(self, depot: Depot, scope_id: bytes, stall_s: float = 10.0) -> None:
         super().__init__(depot.counters)
+        self._stall_s = stall_s
+        self._stalls: Stalls[Reader] = Stalls(stall_s)
         self.draining = False
         self._depot = depot
         self._scope_id = scope_id
@@ -54,6 +64,32 @@ class DepotHandler(CountingHandler):
         """Answer nothing more."""
         for task in self._answering:
             task.cancel()
+
+    async def leave_stalled(self) -> None:
+        """End who takes nothing while what they read keeps others out, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._depot.is_short:
+                self.look(loop.time())
+            else:
+                self._stalls.forget()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self, now: float) -> None:
+        """Look once, as :meth:`leave_stalled` does again and again."""
+        places = {
+            (connection, request_id): connection.session.waits_at(request_id)
+            for connection, reads in self._reads.items()
+            for request_id in reads
+        }
+        reason = f"nothing was taken for {self._stall_s:g} s, and there is no room"
+        for connection, request_id in self._stalls.look(places, now):
+            session = connection.session
+            session.end_subscription(request_id, PublishDoneCode.TOO_FAR_BEHIND, reason)
+            session.end_fetch(request_id, StreamErrorCode.TOO_FAR_BEHIND)
+            connection.wake()
+            who = Subject(sub=session.peer_name, address=connection.peer_address[0])
+            note(AuditEvent.LIMIT, Outcome.REFUSED, who=who, reason=reason)
 
     def reading(self, namespace: TrackNamespace, change: int) -> None:
         """Have what is read stay."""

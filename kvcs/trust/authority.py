@@ -10,6 +10,7 @@ What a peer is told is one of three codes. Why, is for our own log.
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Final, Generic, TypeVar
 
@@ -20,6 +21,7 @@ from kvcs.trust.identities import ClientCertificate, Identity, read_certificate
 from kvcs.trust.policy import Policy
 from kvcs.trust.tokens import CAT_TOKEN_TYPE, LEEWAY_S, MAX_LIFETIME_S, Token, read_token
 from moqt.authority import Action, Bearer, Denial, Denied, Granted
+from moqt.limits import FailedTokens
 from moqt.names import TrackNamespace
 from moqt.wire.token import AuthorizationToken
 
@@ -104,6 +106,7 @@ class TokenAuthority:
         self._recheck_s = recheck_s
         self._tokens: Remembered[Token] = Remembered()
         self._clients: Remembered[_Client] = Remembered()
+        self._failed = FailedTokens()
         self.take(policy)
 
     def take(self, policy: Policy) -> None:
@@ -153,7 +156,7 @@ class TokenAuthority:
         Raises:
             BadToken: If it would not.
         """
-        token = self._opened(shown)
+        token = self._opened(shown, "", now)
         self._check(token, certificate, now)
         return token
 
@@ -168,7 +171,7 @@ class TokenAuthority:
     ) -> Granted | Denied:
         token: Token | None = None
         try:
-            token = self._opened(shown)
+            token = self._opened(shown, bearer.address, now)
             self._check(token, bearer.certificate, now)
             if not allows(token.claims.permissions, action, namespace, track):
                 raise BadToken(Denial.UNAUTHORIZED, f"token does not allow {action.name}")
@@ -207,11 +210,11 @@ class TokenAuthority:
         text = f"client certificate does not allow {action.name}"
         return Denied(Denial.UNAUTHORIZED, text, who=who)
 
-    def _opened(self, shown: AuthorizationToken) -> Token:
+    def _opened(self, shown: AuthorizationToken, address: str, now: float) -> Token:
         if shown.token_type != CAT_TOKEN_TYPE:
             text = f"token of type {shown.token_type}, expected {CAT_TOKEN_TYPE}"
             raise BadToken(Denial.MALFORMED, text)
-        return self._tokens.get(shown.value, self._read)
+        return self._tokens.get(shown.value, partial(self._read, address, now))
 
     def _check(self, token: Token, certificate: bytes | None, now: float) -> None:
         if token.claims.thumbprint is not None:
@@ -221,8 +224,20 @@ class TokenAuthority:
         if token.claims.token_id in revoked.token_ids or token.key.kid in revoked.kids:
             raise BadToken(Denial.UNAUTHORIZED, "token was revoked")
 
-    def _read(self, value: bytes) -> Token:
-        return read_token(value, self._policy.issuers, self._audience)
+    def _read(self, address: str, now: float, value: bytes) -> Token:
+        """Verify a token that is not known yet, unless too many from there were no good.
+
+        What is known already is not concerned: somebody may share an address with who guesses.
+        """
+        wait_s = self._failed.wait_s(address, now)
+        if wait_s:
+            text = "too many tokens from there were refused"
+            raise BadToken(Denial.UNAUTHORIZED, text, retry_after_s=wait_s)
+        try:
+            return read_token(value, self._policy.issuers, self._audience)
+        except BadToken:
+            self._failed.failed(address, now)
+            raise
 
     def _read_client(self, der: bytes) -> _Client:
         certificate = read_certificate(der)

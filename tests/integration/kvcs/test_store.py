@@ -375,6 +375,7 @@ async def test_what_is_being_read_does_not_go_and_what_does_not_fit_is_left(
         await depot.until(lambda: not any(held.is_written for held in shelf))
 
         assert shelf.get(first.name) is not None
+        assert depot.store.depot.is_short, "who reads and takes nothing is looked for"
         assert depot.counters[Counter.PUBLICATIONS_KEPT] == 1
         assert shelf.used <= shelf.limit
         depot.store.depot.reading(first.name, -1)

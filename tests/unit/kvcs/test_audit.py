@@ -136,6 +136,18 @@ def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
     assert len(lines(path)) == 2
 
 
+def test_what_was_counted_before_is_not_written_to_the_file(tmp_path: Path) -> None:
+    audit, path = Audit(), tmp_path / "audit.jsonl"
+    with structlog.testing.capture_logs() as log:
+        for _ in range(3):
+            refuse(audit)
+        with audit.to_file(path):
+            refuse(audit)
+
+    assert [line["count"] for line in log] == [1, 2]
+    assert [line["count"] for line in lines(path)] == [1]
+
+
 def test_a_file_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "audit.jsonl"
     with (

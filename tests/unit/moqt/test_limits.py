@@ -116,3 +116,11 @@ def test_of_many_who_fail_no_more_is_kept_than_there_is_room_for() -> None:
 )
 def test_a_peer_is_its_address_or_its_network(address: str, peer: str) -> None:
     assert peer_of(address) == peer
+
+
+@pytest.mark.parametrize("now", [0.0, 1.8e9])
+def test_it_is_the_same_by_any_clock(now: float) -> None:
+    rate = Rate(100.0, 5)
+
+    assert [rate.take(now) > 0 for _ in range(7)] == [False] * 5 + [True] * 2
+    assert rate.take(now + 0.0101) == 0.0

@@ -21,6 +21,8 @@ CODES = {
     "MalformedPath": SessionErrorCode.MALFORMED_PATH,
     "InvalidAuthority": SessionErrorCode.INVALID_AUTHORITY,
     "MalformedAuthority": SessionErrorCode.MALFORMED_AUTHORITY,
+    "TooManyRequests": SessionErrorCode.INTERNAL_ERROR,
+    "TooManySessions": SessionErrorCode.INTERNAL_ERROR,
     "TooManyRequestUpdates": SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
     "DuplicateAuthTokenAlias": SessionErrorCode.DUPLICATE_AUTH_TOKEN_ALIAS,
     "AuthTokenCacheOverflow": SessionErrorCode.AUTH_TOKEN_CACHE_OVERFLOW,

@@ -400,3 +400,29 @@ def test_a_bound_token_is_good_only_over_the_connection_of_its_key() -> None:
     mine = bearer(token, certificate=certificate(key=own))
     assert isinstance(authority.decide(Action.SUBSCRIBE, PREFIX, b"t", mine, NOW), Granted)
     assert isinstance(authority.decide(Action.SUBSCRIBE, PREFIX, b"t", bearer(token), NOW), Denied)
+
+
+def test_who_shows_one_bad_token_after_the_other_is_not_looked_at_and_who_is_known_is() -> None:
+    authority, now = TokenAuthority(POLICY, [AUDIENCE]), NOW
+
+    def decide(value: bytes, address: str = "192.0.2.1") -> Granted | Denied:
+        shown = replace(bearer(value), address=address)
+        return authority.decide(Action.SUBSCRIBE, PREFIX, b"t", shown, now)
+
+    assert isinstance(decide(GOOD), Granted)
+    for number in range(33):
+        refused = decide(GOOD + bytes([number]))
+        assert isinstance(refused, Denied)
+        assert refused.why is Denial.MALFORMED
+    unseen = decide(GOOD + b"more")
+    assert isinstance(unseen, Denied)
+    assert unseen.reason == "too many tokens from there were refused"
+    assert unseen.why is Denial.UNAUTHORIZED
+    assert unseen.retry_after_s is not None
+    assert 0 < unseen.retry_after_s <= 1.0
+    other = token_with(cti_7=b"other")
+    assert isinstance(decide(other), Denied), "it would cost a signature to know"
+    assert isinstance(decide(other, "192.0.2.2"), Granted)
+    assert isinstance(decide(GOOD), Granted), "it is known"
+    now += 1.0
+    assert isinstance(decide(token_with(cti_7=b"third")), Granted)
