@@ -44,6 +44,7 @@ class Issuer:
         recheck_s: float = 60.0,
         permissions: tuple[Permission, ...] | None = None,
         revoked: bool = False,
+        thumbprint: bytes | None = None,
     ) -> bytes:
         """Return a token; of no role: one that opens a session and allows nothing in it."""
         if permissions is None:
@@ -58,6 +59,7 @@ class Issuer:
             subject="somebody",
             issued_at=now - 600.0,
             token_id=token_id,
+            thumbprint=thumbprint,
             permissions=permissions,
             revalidate_s=recheck_s,
         )

@@ -21,7 +21,7 @@ from kvcs.errors import ConfigError, KvcsError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import STANDARD, standard_codecs
 from kvcs.lifecycle import cancelled_by_sigterm
-from kvcs.link import client_tls, quic_settings
+from kvcs.link import client_config, client_tls, quic_settings
 from kvcs.measurement import Measurement
 from kvcs.store.source import MODEL_SHAPES
 from kvcs.telemetry import set_up_logging
@@ -155,7 +155,9 @@ async def _over_link(args: Namespace, settings: BenchSettings, cache: BenchCache
     except ValueError as exc:
         raise ConfigError(str(exc)) from None
     tls = replace(client_tls(settings), verify=True)
-    spec = ConnectionSpec(uri=args.uri, tls=tls, quic=quic_settings(settings))
+    spec = ConnectionSpec(
+        uri=args.uri, tls=tls, quic=quic_settings(settings), config=client_config(settings)
+    )
     scope = settings.load_scope()
     with Board(cache) as board:
         return await Bench(cache, spec, scope, settings, seconds=args.seconds, board=board).run()

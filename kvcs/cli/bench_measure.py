@@ -162,6 +162,7 @@ class Bench:
             self._spec.uri,
             tls=self._spec.tls,
             quic=self._spec.quic,
+            config=self._spec.config,
             timeout_s=settings.connect_timeout_s,
             drain_s=0.0,
         ) as connection:

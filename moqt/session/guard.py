@@ -45,6 +45,8 @@ FAREWELL_S: Final = 10.0
 REVOKED_S: Final = 1.0
 #: Seconds after which the wall clock is looked at again in any case: it may be set.
 _LOOK_S: Final = 30.0
+#: Requests that are asked about in one look, so that others are served in between.
+_AT_ONCE: Final = 256
 #: Seconds between two looks at least, whatever an Authority says.
 _SOONEST_S: Final = 0.05
 
@@ -104,6 +106,11 @@ class Permit:
         """When it must be asked about again; None: never."""
         due = [at for at in (self.check_at, self.expires_at) if at is not None]
         return min(due, default=None)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to ask."""
+        due_at = self.due_at
+        return due_at is not None and due_at <= now
 
     @property
     def farewell_at(self) -> float | None:
@@ -250,12 +257,18 @@ class Guard:
         """Ask again about what is due, and forget what lost its right.
 
         ``everything``: also what is not due, since something was revoked, say. What is never due
-        was checked for good as far as time goes, and ends only if it is revoked.
+        was checked for good as far as time goes, and ends only if it is revoked. Of very many that
+        are due some are left to the next look, which is soon.
         """
         now, self._timer_at = self._now(), None
-        lost = []
-        for request_id, permit in list(self._permits.items()):
-            answer = self._look(permit, now, everything=everything)
+        lost: list[tuple[RequestId, Denial]] = []
+        looked_at = [
+            (request_id, permit)
+            for request_id, permit in self._permits.items()
+            if everything or permit.is_due(now)
+        ]
+        for request_id, permit in looked_at[: None if everything else _AT_ONCE]:
+            answer = self._look(permit)
             if isinstance(answer, Denied):
                 lost.append((request_id, answer.why))
                 del self._permits[request_id]
@@ -273,7 +286,8 @@ class Guard:
     def _look_at_session(self, now: float, *, everything: bool) -> tuple[float, Denial] | None:
         if self._session is None:
             return None
-        answer = self._look(self._session, now, everything=everything)
+        is_due = everything or self._session.is_due(now)
+        answer = self._look(self._session) if is_due else self._session
         if isinstance(answer, Denied):
             self._session = None
             return FAREWELL_S if answer.why is Denial.EXPIRED else REVOKED_S, answer.why
@@ -284,13 +298,10 @@ class Guard:
         self._session = answer
         return None
 
-    def _look(self, permit: Permit, now: float, *, everything: bool) -> Permit | Denied:
-        due_at = permit.due_at
-        if not everything and (due_at is None or due_at > now):
-            return permit
+    def _look(self, permit: Permit) -> Permit | Denied:
         answer = self._ask(permit.question, permit.tokens)
         if isinstance(answer, Denied):
-            is_for_good = due_at is None and answer.why is Denial.EXPIRED
+            is_for_good = permit.due_at is None and answer.why is Denial.EXPIRED
             if is_for_good:
                 return permit
             self._tell_of(permit.question, answer, is_running=True)

@@ -29,6 +29,8 @@ async def ended(*arguments: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 async def test_who_has_a_token_is_served_and_who_has_none_is_not(desk: Desk) -> None:
     issuer, folder = Issuer(), Path(desk.folder)
     ours = issuer.file(folder, "producer.token", issuer.issue(Role.PRODUCER))

@@ -143,3 +143,18 @@ def test_an_update_of_what_was_never_granted_is_refused() -> None:
     denied = shell.guard.admit_update(RequestId(0), (token(b"0"),), None)
     assert denied is not None
     assert denied.why is Denial.UNAUTHORIZED
+
+
+def test_of_very_many_that_are_due_some_are_asked_about_at_a_time_and_none_is_left_out() -> None:
+    table = Table({b"0": Pass(check_every_s=10.0), b"1": Pass(check_every_s=10.0)})
+    shell = Shell(table)
+    for number in range(1000):
+        shell.guard.admit(RequestId(number), ASKED, (token(VALUES[number % 2]),))
+    table.passes[b"1"].revoked = True
+    table.asked.clear()
+
+    shell.advance(10.0)
+    assert 0 < len(table.asked) < 500
+    shell.advance(1.0)
+    assert set(shell.lost) == set(range(1, 1000, 2))
+    assert len(table.asked) == 1000
