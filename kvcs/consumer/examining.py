@@ -15,6 +15,7 @@ from kvcs.profile.manifest import SegmentEntry
 from kvcs.profile.naming import DataTrack
 from kvcs.profile.payload import HEADER_OCTETS, MAX_DATA_OCTETS, Block, read_as_promised
 from kvcs.trust.sealing import BARE, IN_CLEAR, Cover, Opener
+from moqt.location import Location
 from moqt.values import hot_value
 
 
@@ -94,13 +95,11 @@ class Examiner:
         Raises:
             BadObject: If a check fails. Treat the Object as missing; others are unaffected.
         """
-        if (
-            self.is_raw
-            and type(payload) is bytes
-            and (found := self._as_promised(payload, layer, block)) is not None
-        ):
-            return found
-        return self._examine(payload, layer, block)
+        opened = self._opener.open(Location(layer, block), cover, payload, self._longest)
+        found = None
+        if self.is_raw and not isinstance(opened, bytearray):
+            found = self._as_promised(opened, layer, block)
+        return self._examine(opened, layer, block) if found is None else found
 
     def _as_promised(self, payload: Octets, layer: int, block: int) -> Examined | None:
         """Return what a good raw Object is, as nearly all are; None: look at it step by step."""

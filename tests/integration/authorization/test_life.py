@@ -12,7 +12,7 @@ import pytest
 from kvcs.cli.authorizing import Authorizing
 from kvcs.config import Address, RelaySettings
 from kvcs.consumer.events import Failed
-from kvcs.consumer.retrieval import ConnectionSpec
+from kvcs.consumer.retrieval import ConnectionSpec, consume
 from kvcs.store.sink import ArraySink
 from kvcs.trust.authority import RECHECK_S
 from kvcs.trust.grants import Role
@@ -27,7 +27,15 @@ from moqt.session.config import SessionConfig
 from moqt.session.localtrack import LocalTrack
 from tests.authorities import Pass, Showing, Table
 from tests.integration.authorization.desks import closed_with, desk
-from tests.integration.kvcs.scene import SCOPE, Scene, assert_same_cache, filled, on_stage, run
+from tests.integration.kvcs.scene import (
+    QUICK,
+    SCOPE,
+    assert_same_cache,
+    expectations,
+    filled,
+    on_stage,
+    run,
+)
 from tests.issuing import AUDIENCE, Issuer, Shows
 
 pytestmark = pytest.mark.network
@@ -97,14 +105,15 @@ async def test_a_cache_comes_through_a_relay_for_those_who_may_have_it_and_nobod
 ) -> None:
     issuer = Issuer()
     async with asyncio.timeout(PATIENCE_S), desk("relay", certificates, tmp_path, issuer) as place:
-        scene = Scene(place.endpoint, None, place.spec(issuer.issue()))  # type: ignore[arg-type]
         sink = ArraySink()
-        assert not [e for e in await run(scene.retrieve(sink)) if isinstance(e, Failed)]
+        spec = place.spec(issuer.issue())
+        events = await run(consume(expectations(), [spec], sink, settings=QUICK))
+        assert not [event for event in events if isinstance(event, Failed)]
         assert_same_cache(sink)
 
         for token in (None, issuer.issue(audience="moqt://elsewhere.example:4433")):
-            scene.spec = place.spec(token)
-            last = (await run(scene.retrieve()))[-1]
+            spec = place.spec(token)
+            [*_, last] = await run(consume(expectations(), [spec], ArraySink(), settings=QUICK))
             assert isinstance(last, Failed)
             assert "the session was refused" in last.text
 

@@ -328,7 +328,9 @@ async def test_a_changed_object_costs_its_layer_and_is_asked_for_as_if_it_had_no
         corrupt(publication, "k.raw.s0", 2, 3, flip(100))
         sink = CountingSink()
         with capture_logs() as logs:
-            events = await run(scene.retrieve(sink, settings=hasty(deadline_s=5, fetch="never")))
+            events = await run(
+                scene.retrieve(sink, settings=hasty(deadline_s=5, fetch="never", eager=False))
+            )
 
     failed = events[-1]
     assert isinstance(failed, Failed)
