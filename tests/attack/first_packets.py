@@ -11,7 +11,7 @@ from aioquic.quic.connection import QuicConnection
 from moqt.aio.alpn import ALPN
 
 #: Loopback addresses that are not the one of everybody else: they count as other peers.
-ATTACKER = "127.0.0.66"
+ATTACKER, ANOTHER = "127.0.0.66", "127.0.0.67"
 
 
 def first_packet(server: tuple[str, int]) -> bytes:

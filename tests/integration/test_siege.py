@@ -14,6 +14,7 @@ TOLD = {
     "filters": "INVALID_FILTER",
     "halves": "stopped EXCESSIVE_LOAD",
     "handshakes": "INITIAL",
+    "real-updates": "closed TOO_MANY_REQUEST_UPDATES",
     "requests": "DOES_NOT_EXIST",
     "tokens": "closed AUTH_TOKEN_CACHE_OVERFLOW",
     "unread": "accepted",
