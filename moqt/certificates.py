@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from cryptography import x509
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
@@ -38,6 +39,18 @@ _PURPOSES = {
     ExtendedKeyUsageOID.EMAIL_PROTECTION: "emailProtection",
 }
 _NO_CANDIDATE = "all candidates exhausted with no interior errors"
+
+
+#: What reading a part of a certificate raises that is damaged, or that nobody can read.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    InternalError,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 class ClientRefused(Exception):
@@ -82,6 +95,14 @@ class ClientVerifier:
             raise ClientRefused(
                 "certificate_required", "no client certificate, expected one of the CAs for clients"
             )
+        try:
+            return self._verified(chain, now)
+        except UNREADABLE as error:  # its parts are only read when they are asked for
+            raise ClientRefused(
+                "bad_certificate", f"client certificate cannot be read: {_shown(str(error))}"
+            ) from None
+
+    def _verified(self, chain: Sequence[x509.Certificate], now: datetime.datetime) -> bytes:
         certificate, *between = chain
         if len(between) > MAX_DEPTH:
             raise ClientRefused(
@@ -129,7 +150,7 @@ def names_of(certificate: bytes) -> tuple[str, ...]:
     """
     try:
         return _names(x509.load_der_x509_certificate(certificate))
-    except (ValueError, ClientRefused):
+    except (*UNREADABLE, ClientRefused):
         return ()
 
 
@@ -158,10 +179,6 @@ def _check_purpose(certificate: x509.Certificate) -> None:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return  # for anything; the verifier says whether that will do
-    except ValueError as error:
-        raise ClientRefused(
-            "bad_certificate", f"client certificate cannot be read: {_shown(str(error))}"
-        ) from None
     allowed = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
     if not allowed & set(usage):
         found = ", ".join(_PURPOSES.get(one, one.dotted_string) for one in usage)
@@ -177,10 +194,6 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
         ).value
     except x509.ExtensionNotFound:
         return ()
-    except ValueError as error:
-        raise ClientRefused(
-            "bad_certificate", f"client certificate cannot be read: {_shown(str(error))}"
-        ) from None
     assert isinstance(found, x509.SubjectAlternativeName), "that is what was asked for"
     uris = found.get_values_for_type(x509.UniformResourceIdentifier)
     hosts = found.get_values_for_type(x509.DNSName)

@@ -31,10 +31,10 @@ def _read(text: str) -> bytes:
     at = 0
     while at < len(text):
         if (token := _TOKEN.match(text, at)) is None:
-            raise UsageError(f"{text!r} is no printable name: unexpected text at {at}")
+            raise UsageError(f"{text!r:.100} is no printable name: unexpected text at {at}")
         octet = ord(token[1]) if token[1] else int(token[2], 16)
         if token[2] and octet in _LITERAL:
-            raise UsageError(f"{text!r} is no printable name: {token[0]} is not escaped")
+            raise UsageError(f"{text!r:.100} is no printable name: {token[0]} is not escaped")
         octets.append(octet)
         at = token.end()
     return bytes(octets)
@@ -153,7 +153,7 @@ class FullTrackName:
         """
         namespace, separator, name = text.partition("--")
         if not separator:
-            raise UsageError(f"{text!r} is no printable track name: no -- before the name")
+            raise UsageError(f"{text!r:.100} is no printable track name: no -- before the name")
         return cls(TrackNamespace.parse(namespace), _read(name))
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ state belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -372,7 +372,7 @@ class Download:
                     self._fail(failure)
                     return
         except BadManifest as exc:
-            self._fail(Failure(FailureReason.CONTRADICTED, f"manifest refused: {exc}"))
+            self._fail(self._manifest_refused(exc))
             return
         self._note_end(None, subscription.ended)
         self._manifest_ended = True
@@ -398,14 +398,39 @@ class Download:
             earlier = earlier_manifests(lead, self.name, track, versions, self.job)
             async with aclosing(earlier):
                 async for manifest in earlier:
-                    for event in self.assembler.supply(manifest):
-                        self._tell(event)
-        except (BadManifest, Contradicted) as exc:
+                    self._tell_of_manifest(self.assembler.supply(manifest))
+        except BadManifest as exc:
+            self._fail(self._manifest_refused(exc))
+        except Contradicted as exc:
             self._fail(Failure(FailureReason.CONTRADICTED, f"manifest refused: {exc}"))
         except (MoqtError, TimeoutError) as exc:
             log.debug(LogEvent.REQUEST_REFUSED, track=track.decode(), reason=str(exc))
         finally:
             self._wake.set()
+
+    def _manifest_refused(self, why: BadManifest) -> Failure:
+        """Say what a version that cannot be this publication's means.
+
+        Where manifests are signed, the producer did not send it: whoever is asked lies, and what
+        was told before is as good as its signature. Where they are not, it may all be a lie.
+        """
+        text = f"manifest refused: {why}"
+        if not self.assembler.signed:
+            return Failure(FailureReason.CONTRADICTED, text)
+        self.job.proven_bad(self._lanes.lead, self.name, text)
+        return Failure(FailureReason.INCOMPLETE, text)
+
+    def _tell_of_manifest(self, events: Iterable[Event]) -> None:
+        """Tell what follows from a manifest: layers are attested, or Objects turn out to be bad.
+
+        Those were placed before their digests were listed, perhaps of another relay. So they are
+        asked for here; what comes as bad again is known at once then, and not asked for a third
+        time.
+        """
+        for event in events:
+            self._tell(event)
+            if isinstance(event, ObjectRejected):
+                self._rejected.discard((event.track, event.layer, event.block))
 
     def _note_end(self, share: Share | None, ended: SubscriptionEnded | FetchEnded | None) -> None:
         """Note what the end of a request says of the publication or of who serves it."""
@@ -441,8 +466,7 @@ class Download:
             self._make_room()
         except ConfigError as exc:
             return Failure(FailureReason.UNUSABLE, str(exc))
-        for event in events:
-            self._tell(event)
+        self._tell_of_manifest(events)
         if self._sink_began:
             for early in assembler.release():
                 self._take(early.track, early.layer, early.block, early.payload, early.cover)

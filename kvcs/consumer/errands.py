@@ -1,17 +1,18 @@
 """Errands: what a process that reads for a retrieval is told, and what it tells. Pure.
 
-Values, and how they go through a socket: four octets of length and a pickle. Both ends are this
-program, and no one else has the socket. The scope's key is not among them: a manifest has been
-checked before the first errand, and what an errand needs to know of it goes along. So does the key
-that opens the Objects of its track, and of no other, where they are sealed.
+Values, and how they go through a socket: four octets of length and a value, as
+:mod:`kvcs.consumer.passing` writes it. Both ends are this program, and no one else has the socket.
+The scope's key is not among them: a manifest has been checked before the first errand, and what an
+errand needs to know of it goes along. So does the key that opens the Objects of its track, and of
+no other, where they are sealed.
 """
 
-import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
+from kvcs.consumer import passing
 from kvcs.consumer.failures import Failure
 from kvcs.consumer.ranges import RangeSet
 from kvcs.consumer.settings import RetrievalSettings
@@ -23,9 +24,16 @@ from kvcs.profile.naming import DataTrack
 from kvcs.trust.sealing import TrackKey
 from moqt.names import FullTrackName
 from moqt.wire.filters import LocationFilter, RangeFilter
+from moqt.wire.token import AuthorizationToken
 
 #: Octets in front of a value that say how long it is.
 LENGTH_OCTETS = 4
+#: Octets of a value at most. A report of 65,536 Objects, the most there can be, is a tenth of it.
+MAX_OCTETS: Final = 64 << 20
+
+
+class BadErrand(ValueError):
+    """What came through the socket is no message of these; whoever sent it is not to be trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +119,17 @@ class Wanted:
         return self._claimed.setdefault(layer, RangeSet()).add(block)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Gives the tokens that a connection shows, as they were when it was to be made."""
+
+    tokens: tuple[AuthorizationToken, ...] = ()
+
+    def __call__(self) -> tuple[AuthorizationToken, ...]:
+        """Return them."""
+        return self.tokens
+
+
 # -- to the process ------------------------------------------------------------------------------
 
 
@@ -119,7 +138,7 @@ class Dial:
     """Make a connection."""
 
     spec: Any
-    """The :class:`~kvcs.consumer.ways.ConnectionSpec`."""
+    """The :class:`~kvcs.consumer.ways.ConnectionSpec`; its tokens are :class:`Shown`."""
 
     uri: str
     timeout_s: float
@@ -288,12 +307,41 @@ class Ended:
     """For people."""
 
 
+#: Everything that goes through the socket, in either direction.
+Message = (
+    Dial | Run | Stop | HangUp | Ping | Ready | Pong | Dialled | NotDialled | Silent | Leaving
+    | HungUp | Accepted | Brought | Ended
+)  # fmt: skip
+
+
 def pack(value: object) -> bytes:
     """Return a value as it goes through the socket."""
-    octets = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    octets = passing.dumps(value)
     return len(octets).to_bytes(LENGTH_OCTETS, "big") + octets
 
 
-def unpack(octets: bytes) -> object:
-    """Return the value, without the length in front of it."""
-    return pickle.loads(octets)
+def length_of(octets: bytes) -> int:
+    """Return how many octets the value behind these has.
+
+    Raises:
+        BadErrand: If it has more than a message can have.
+    """
+    length = int.from_bytes(octets, "big")
+    if length > MAX_OCTETS:
+        raise BadErrand(f"a message of {length} octets, limit {MAX_OCTETS}")
+    return length
+
+
+def unpack(octets: bytes) -> Message:
+    """Return the value, without the length in front of it.
+
+    Raises:
+        BadErrand: If it is none of the messages above.
+    """
+    try:
+        value = passing.loads(octets)
+    except passing.Unpassable as exc:
+        raise BadErrand(f"no message: {exc}") from None
+    if not isinstance(value, Message):
+        raise BadErrand(f"a {type(value).__name__}, expected a message")
+    return value

@@ -22,6 +22,7 @@ import structlog
 from kvcs.consumer.errands import (
     LENGTH_OCTETS,
     Accepted,
+    BadErrand,
     Brought,
     Dial,
     Dialled,
@@ -36,8 +37,10 @@ from kvcs.consumer.errands import (
     Ready,
     Report,
     Run,
+    Shown,
     Silent,
     Stop,
+    length_of,
     pack,
     unpack,
 )
@@ -346,6 +349,9 @@ class Process:
         """Have it make a connection; it has none."""
         # What the name of an engine stands for that is not said is decided in this process.
         quic = replace(spec.quic, engine=spec.quic.engine or engine.DEFAULT)
+        # So are the tokens: whoever gives them stays here, with what it reads them from.
+        config = replace(spec.config, tokens=Shown(tuple(spec.config.tokens())))
+        spec = replace(spec, quic=quic, config=config)
         lane = self.lane = ProcessLane(self)
         self.idle.clear()
         if self._end:
@@ -353,9 +359,7 @@ class Process:
         try:
             async with asyncio.timeout(START_S):
                 await self._ready.wait()
-            self.tell(
-                Dial(spec=replace(spec, quic=quic), uri=uri, timeout_s=timeout_s, settings=settings)
-            )
+            self.tell(Dial(spec=spec, uri=uri, timeout_s=timeout_s, settings=settings))
             async with asyncio.timeout(timeout_s + GRACE_S):
                 failure = await asyncio.shield(lane.dialled)
         except TimeoutError:
@@ -395,9 +399,10 @@ class Process:
             self.kill()
 
     async def _read(self) -> None:
+        sent = ""
         try:
             while True:
-                length = int.from_bytes(await self._reader.readexactly(LENGTH_OCTETS), "big")
+                length = length_of(await self._reader.readexactly(LENGTH_OCTETS))
                 message = unpack(await self._reader.readexactly(length))
                 if isinstance(message, Ready):
                     self._ready.set()
@@ -408,6 +413,9 @@ class Process:
                         self.idle.set()
         except (EOFError, OSError):
             pass  # it has ended, or is being ended
+        except BadErrand as exc:
+            sent = f" after it sent what cannot be read: {exc}"
+            self.kill()
         finally:
             self.is_gone = True
             self._writer.close()
@@ -418,7 +426,7 @@ class Process:
             status = await self._process.wait()
             self._ready.set()
             self.idle.set()
-            self._end = f"its process ended with status {status}"
+            self._end = f"its process ended with status {status}{sent}"
             if self.lane is not None:
                 self.lane.finish(self._end)
 

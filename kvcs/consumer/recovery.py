@@ -287,8 +287,7 @@ def is_final(failure: Failure, stands: Standing) -> bool:
         case FailureReason.CONTRADICTED:
             # What was handed out may be wrong, whoever brings the rest.
             return stands.told or stands.bond is Bond.BOUND
-        case FailureReason.ABANDONED:
-            return stands.bond is Bond.BOUND
+    # That it was abandoned is said by whoever was asked. Others say so, too, if it is true.
     return False
 
 

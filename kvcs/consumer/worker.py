@@ -19,6 +19,7 @@ from kvcs.consumer.errands import (
     LENGTH_OCTETS,
     Accepted,
     Bad,
+    BadErrand,
     Brought,
     Dial,
     Dialled,
@@ -42,6 +43,7 @@ from kvcs.consumer.errands import (
     Stop,
     TimedOut,
     Wanted,
+    length_of,
     pack,
     unpack,
 )
@@ -294,9 +296,9 @@ class Worker:
 
     async def _next(self) -> object:
         try:
-            length = int.from_bytes(await self._reader.readexactly(LENGTH_OCTETS), "big")
+            length = length_of(await self._reader.readexactly(LENGTH_OCTETS))
             return unpack(await self._reader.readexactly(length))
-        except (EOFError, OSError):
+        except (EOFError, OSError, BadErrand):
             return None
 
     def _obey(self, message: object, group: Tasks) -> None:

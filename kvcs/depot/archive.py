@@ -20,6 +20,7 @@ Everything here blocks, and nothing here knows of threads: one caller at a time,
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -162,32 +163,44 @@ class Archive:
     # -- looking ---------------------------------------------------------------------------------
 
     def holdings(self) -> list[Holding]:
-        """Return every publication that is held, the least recently used first."""
-        return _holdings(self._index)
+        """Return every publication that is held, the least recently used first.
+
+        A row that cannot be one of ours was damaged; its publication is missing.
+
+        Raises:
+            OSError: If the index cannot be read.
+        """
+        with self._reading():
+            return _holdings(self._index)
 
     def notes(self, number: int) -> dict[bytes, TrackNote]:
-        """Return what is known of a publication's Tracks, by Track Name."""
-        rows = self._index.execute(
-            "SELECT name, groups, blocks, properties, largest_group, largest_object FROM tracks "
-            "WHERE publication = ? ORDER BY name",
-            (number,),
-        )
-        return {
-            name: TrackNote(
-                groups,
-                blocks,
-                _properties(properties),
-                None if group is None else Location(_number(group), _number(object_)),
-            )
-            for name, groups, blocks, properties, group, object_ in rows
-        }
+        """Return what is known of a publication's Tracks, by Track Name.
+
+        Of a Track whose row cannot be one of ours nothing is known.
+
+        Raises:
+            OSError: If the index cannot be read.
+        """
+        with self._reading():
+            rows = self._index.execute(
+                "SELECT name, groups, blocks, properties, largest_group, largest_object "
+                "FROM tracks WHERE publication = ? ORDER BY name",
+                (number,),
+            ).fetchall()
+        return {name: _note(row) for name, *row in rows if type(name) is bytes}
 
     def entries(self, number: int, track: bytes) -> list[Entry]:
         """Return the Objects of one Track that are held, by Location.
 
         A row that cannot be one of ours was damaged; its Object is missing.
+
+        Raises:
+            OSError: If the index cannot be read.
         """
-        rows = self._index.execute(f"{_OBJECTS_OF} ORDER BY layer, object", (number, track))
+        with self._reading():
+            rows = self._index.execute(
+                f"{_OBJECTS_OF} ORDER BY layer, object", (number, track)
+            ).fetchall()
         found = [_entry(row) for row in rows]
         return [entry for entry in found if entry is not None]
 
@@ -196,9 +209,10 @@ class Archive:
 
         Of a manifest track that is the newest version.
         """
-        rows = self._index.execute(
-            f"{_OBJECTS_OF} ORDER BY layer DESC, object DESC LIMIT 1", (number, track)
-        ).fetchall()
+        with self._reading():
+            rows = self._index.execute(
+                f"{_OBJECTS_OF} ORDER BY layer DESC, object DESC LIMIT 1", (number, track)
+            ).fetchall()
         return _entry(rows[0]) if rows else None
 
     def counts(self, number: int) -> dict[bytes, int]:
@@ -215,9 +229,10 @@ class Archive:
 
         Nobody has checked it since.
         """
-        rows = self._index.execute(
-            "SELECT first_block, keys FROM chains WHERE publication = ?", (number,)
-        ).fetchall()
+        with self._reading():
+            rows = self._index.execute(
+                "SELECT first_block, keys FROM chains WHERE publication = ?", (number,)
+            ).fetchall()
         for first_block, keys in rows:
             if type(first_block) is int and type(keys) is bytes:
                 return first_block, keys
@@ -225,13 +240,15 @@ class Archive:
 
     def evicted(self) -> list[PublicationName]:
         """Return what went for want of room, the first of it first."""
-        rows = self._index.execute(
-            "SELECT scope, compat, anchor, publication FROM evicted ORDER BY serial"
-        )
+        with self._reading():
+            rows = self._index.execute(
+                "SELECT scope, compat, anchor, publication FROM evicted ORDER BY serial"
+            ).fetchall()
         names = []
         for row in rows:
-            with contextlib.suppress(BadName, TypeError):  # a row that was damaged
-                names.append(PublicationName(*row))
+            if all(type(identifier) is bytes for identifier in row):
+                with contextlib.suppress(BadName):  # a row that was damaged
+                    names.append(PublicationName(*row))
         return names
 
     def read(self, number: int, wanted: Iterable[Wanted]) -> list[bytes | None]:
@@ -391,6 +408,14 @@ class Archive:
     # -- parts -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Say of an index that cannot be read what is said of a disk that fails."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as exc:
+            raise OSError(errno.EIO, f"index of the store: {exc}") from exc
+
+    @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """Change the index, all of it or nothing, and have it on the disk afterwards."""
         try:
@@ -494,22 +519,50 @@ def listing(folder: Path) -> list[Holding]:
 
 
 def _holdings(index: sqlite3.Connection) -> list[Holding]:
-    return [
-        Holding(
-            PublicationName(*identifiers),
-            number,
-            octets,
-            objects,
-            finished=bool(finished),
-            ended=bool(ended),
-            damaged=bool(damaged),
-            kept_at=kept_at,
-            used_at=used_at,
-        )
-        for number, *identifiers, finished, ended, damaged, octets, objects, kept_at, used_at in (
-            index.execute(_PUBLICATIONS)
-        )
-    ]
+    found = [_holding(row) for row in index.execute(_PUBLICATIONS).fetchall()]
+    return [holding for holding in found if holding is not None]
+
+
+def _holding(row: Sequence[Any]) -> Holding | None:
+    """Read a row of publications, whatever became of it on the disk."""
+    number, *identifiers, finished, ended, damaged, octets, objects, kept_at, used_at = row
+    counts, times = (number, octets, objects), (kept_at, used_at)
+    if not all(type(identifier) is bytes for identifier in identifiers):
+        return None
+    if not all(type(count) is int and count >= 0 for count in counts):
+        return None
+    if not all(isinstance(at, int | float) and math.isfinite(at) for at in times):
+        return None
+    try:
+        name = PublicationName(*identifiers)
+    except BadName:
+        return None
+    return Holding(
+        name,
+        number,
+        octets,
+        objects,
+        finished=bool(finished),
+        ended=bool(ended),
+        damaged=bool(damaged),
+        kept_at=kept_at,
+        used_at=used_at,
+    )
+
+
+def _note(row: Sequence[Any]) -> TrackNote:
+    """Read what a row says of a Track, whatever became of it on the disk."""
+    groups, blocks, properties, group, object_ = row
+    if not all(type(count) is int and count >= 0 for count in (groups, blocks)):
+        return TrackNote()
+    largest = None
+    if type(group) is bytes and type(object_) is bytes and len(group) == len(object_) == 8:
+        largest = Location(_number(group), _number(object_))
+    try:
+        more = _properties(properties) if type(properties) is bytes else ()
+    except ProtocolError:
+        more = ()
+    return TrackNote(groups, blocks, more, largest)
 
 
 def _identifiers(name: PublicationName) -> tuple[bytes, bytes, bytes, bytes]:

@@ -119,7 +119,7 @@ class Descriptor:
             raise BadDescriptor(f"layout is {_shown(self.layout)}, expected {LAYOUT!r}")
         self._check_size()
         if clash := sorted(set(self.extra) & set(_MEMBERS)):
-            raise BadDescriptor(f"extra holds the member {clash[0]!r}, which has its own field")
+            raise BadDescriptor(f"extra holds the member {clash[0]!r:.64}, which has its own field")
         _check_canonical(dict(self.extra), "", 1)
         object.__setattr__(self, "extra", MappingProxyType(copy.deepcopy(dict(self.extra))))
         canonical = rfc8785.dumps(self.members())
@@ -225,8 +225,9 @@ def _shape(name: str, value: object) -> tuple[int, int]:
 
 def _check_canonical(value: object, path: str, depth: int) -> None:
     """Refuse what has no canonical form, naming the path to it."""
+    where = _clip(path, 200)  # names of members are as long as whoever wrote them likes
     if depth > MAX_DEPTH:
-        raise BadDescriptor(f"{path} is nested deeper than the limit of {MAX_DEPTH}")
+        raise BadDescriptor(f"{where} is nested deeper than the limit of {MAX_DEPTH}")
     match value:
         case None | bool():
             return
@@ -234,13 +235,13 @@ def _check_canonical(value: object, path: str, depth: int) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise BadDescriptor(f"{path} is not Unicode text: half a surrogate pair") from None
+                raise BadDescriptor(f"{where} is not Unicode text: half a surrogate pair") from None
         case int():
             if abs(value) > MAX_INTEGER:
-                raise BadDescriptor(f"{path} is an integer beyond 2**53 - 1: write it as a string")
+                raise BadDescriptor(f"{where} is an integer beyond 2**53 - 1: write it as a string")
         case float():
             raise BadDescriptor(
-                f'{path} is the float {value!r}: write it as a string, "{value!r}"; '
+                f'{where} is the float {value!r}: write it as a string, "{value!r}"; '
                 "JSON libraries do not all print one float alike, and identifiers would differ"
             )
         case list() | tuple():
@@ -249,12 +250,12 @@ def _check_canonical(value: object, path: str, depth: int) -> None:
         case dict():
             for name, item in value.items():
                 if not isinstance(name, str):
-                    raise BadDescriptor(f"{path or 'extra'} has a member name that is not text")
+                    raise BadDescriptor(f"{where or 'extra'} has a member name that is not text")
                 inner = f"{path}.{name}" if path else name
                 _check_canonical(name, "the name of a member", depth)
                 _check_canonical(item, inner, depth + 1)
         case _:
-            raise BadDescriptor(f"{path} is a {type(value).__name__}, which JSON does not have")
+            raise BadDescriptor(f"{where} is a {type(value).__name__}, which JSON does not have")
 
 
 def _kind(value: object) -> str:

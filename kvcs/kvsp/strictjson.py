@@ -83,7 +83,7 @@ def _members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise StrictJsonError(f"member {name!r} occurs twice")
+                raise StrictJsonError(f"member {name!r:.64} occurs twice")
             seen.add(name)
     return members
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
     EllipticCurvePrivateKey,
@@ -41,6 +41,9 @@ from kvcs.errors import BadManifest, ConfigError
 from kvcs.profile.manifest import DEFAULT_LIMITS, ManifestLimits
 from kvcs.trust.cbor import BadCbor
 from kvcs.trust.envelope import Envelope, Kind, Label, Rules, open_envelope
+
+#: What reading a PEM raises that holds no key, or a damaged one, or is encrypted.
+NO_KEY = (ValueError, TypeError, UnsupportedAlgorithm, InternalError)
 
 PrivateKey = Ed25519PrivateKey | EllipticCurvePrivateKey
 PublicKey = Ed25519PublicKey | EllipticCurvePublicKey
@@ -105,7 +108,7 @@ class ProducerKey:
         """
         try:
             private = load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
+        except NO_KEY as exc:
             raise ConfigError(f"not a private key in PEM without a password: {exc}") from None
         if not isinstance(private, Ed25519PrivateKey | EllipticCurvePrivateKey):
             kind = type(private).__name__
@@ -181,7 +184,7 @@ def trusted_keys(paths: Iterable[str | Path]) -> dict[bytes, PublicKey]:
             public = load_pem_public_key(Path(path).read_bytes())
         except OSError as exc:
             raise ConfigError(f"public key file {path}: {exc.strerror or exc}") from None
-        except (ValueError, UnsupportedAlgorithm) as exc:
+        except NO_KEY as exc:
             raise ConfigError(f"public key file {path}: not a public key in PEM: {exc}") from None
         if not isinstance(public, Ed25519PublicKey | EllipticCurvePublicKey):
             kind = type(public).__name__

@@ -22,7 +22,7 @@ from os import fstat
 from pathlib import Path
 from typing import Self
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -234,7 +234,7 @@ def public_key_from_file(path: str | Path) -> PublicKey:
     """
     try:
         key = load_pem_public_key(read_file(path))
-    except (ValueError, UnsupportedAlgorithm) as exc:
+    except (ValueError, UnsupportedAlgorithm, InternalError) as exc:
         raise ConfigError(f"public key file {path}: not a public key in PEM: {exc}") from None
     except ConfigError as exc:
         raise ConfigError(f"public key file {path}: {exc}") from None

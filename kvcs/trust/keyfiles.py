@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -43,7 +43,7 @@ def _try_to_read(path: str | Path, what: str) -> tuple[PrivateKey | None, str]:
         key = load_pem_private_key(
             read_secret_file(path, limit=_MAX_PEM_OCTETS, what=what), password=None
         )
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, InternalError):
         return None, f"{what} {path}: not a private key in PEM"
     except TypeError:  # how the library says that it is encrypted
         return None, f"{what} {path}: expected a key without a password"

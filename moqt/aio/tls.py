@@ -13,13 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from moqt.certificates import ClientVerifier
+from moqt.certificates import UNREADABLE, ClientVerifier
 
 
 class TlsSettingsError(ValueError):
@@ -152,6 +152,8 @@ def load_identity(tls: ServerTls) -> Identity:
             not the certificate's, or if the chain does not follow from it.
     """
     chain = _certificates(tls.certificate_file)
+    for number, one in enumerate(chain, start=1):
+        _check_readable(tls.certificate_file, number, one)
     _check_dates(tls.certificate_file, chain)
     key = _private_key(tls.key_file)
     if key is None:  # raised here, where no variable holds what is in the file
@@ -165,8 +167,19 @@ def _private_key(file: Path) -> PrivateKeyTypes | None:
     pem = _read(file)
     try:
         return serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
         return None
+
+
+def _check_readable(file: Path, number: int, one: x509.Certificate) -> None:
+    """Refuse a certificate that was damaged: its parts are only read when they are asked for."""
+    try:
+        one.public_key()
+        one.subject.rfc4514_string()
+        one.issuer.rfc4514_string()
+        _ = one.not_valid_before_utc, one.not_valid_after_utc
+    except UNREADABLE as error:
+        raise TlsSettingsError(f"{file}: certificate {number} cannot be read: {error}") from None
 
 
 def _check_dates(file: Path, chain: Sequence[x509.Certificate]) -> None:
@@ -199,7 +212,7 @@ def _check_chain(file: Path, chain: Sequence[x509.Certificate]) -> None:
     for number, (one, issuer) in enumerate(pairwise(chain), start=1):
         try:
             one.verify_directly_issued_by(issuer)
-        except (ValueError, TypeError, InvalidSignature):
+        except (*UNREADABLE, InvalidSignature):
             raise TlsSettingsError(
                 f"{file}: certificate {number} was issued by {one.issuer.rfc4514_string()}, which "
                 f"certificate {number + 1}, {issuer.subject.rfc4514_string()}, is not; expected "
@@ -328,7 +341,7 @@ def _certificates(file: Path) -> list[x509.Certificate]:
     pem = _read(file)
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise TlsSettingsError(f"{file}: no PEM certificate in it") from error
 
 

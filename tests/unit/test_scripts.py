@@ -1,7 +1,9 @@
 """The scripts: what they say when they cannot do their work, and what is cheap to run of them."""
 
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -140,3 +142,68 @@ def complaint(variable: str) -> str:
     except ConfigError as exc:
         return str(exc)
     return ""
+
+
+def test_every_finding_that_is_answered_in_the_audit_has_its_answer_on_paper() -> None:
+    audit = runpy.run_path(str(ROOT / "scripts" / "audit"))
+    rows = [
+        line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("| B")
+    ]
+
+    answered = {
+        (test, path)
+        for line in rows
+        for test in re.findall(r"B\d{3}", line.split("|")[1])
+        for path in re.findall(r"`(kvcs/[^`]+|moqt/[^`]+)`", line.split("|")[2])
+    }
+    assert answered == audit["ANSWERED"]
+    assert {row[2:6] for row in rows} >= audit["EVERYWHERE"]
+
+
+def test_fuzz_says_which_targets_there_are_when_asked_for_another() -> None:
+    done = run(sys.executable, ROOT / "scripts" / "fuzz", "no-such-target")
+
+    assert done.returncode == 2
+    assert "no-such-target is no target; they are control, setup" in done.stderr
+
+
+def test_fuzz_repeats_one_input(tmp_path: Path) -> None:
+    refused, read = tmp_path / "refused", tmp_path / "read"
+    refused.write_bytes(b"\xff")
+    read.write_bytes(b"\x03\x00secret")  # USE_VALUE, of type 0
+
+    for path, told in (
+        (refused, "token: refused, KeyValueFormattingError\n"),
+        (read, "token: read\n"),
+    ):
+        done = run(sys.executable, ROOT / "scripts" / "fuzz", "token", "--input", path)
+        assert (done.returncode, done.stdout) == (0, told), done.stderr
+
+
+def test_fuzz_keeps_the_input_that_ended_a_run_and_says_what_it_caused(tmp_path: Path) -> None:
+    fuzz = runpy.run_path(str(ROOT / "scripts" / "fuzz"))
+    place, kept = tmp_path / "place", tmp_path / "kept"
+    place.mkdir()
+
+    assert fuzz["what_was_found"](place, 0, "Done 100 runs", kept, "token") is None
+    (place / "found-crash-1").write_bytes(b"\x01\x02")
+    said = "INFO: Seed\n\nKeyError: 'x'\n==1== ERROR: libFuzzer\n"
+    assert fuzz["what_was_found"](place, 77, said, kept, "token") == "0102: KeyError: 'x'"
+    assert (kept / "fuzz-token-crash-1").read_bytes() == b"\x01\x02"
+    assert "status 9" in fuzz["what_was_found"](tmp_path, 9, "", kept, "token")
+
+
+@pytest.mark.slow
+def test_fuzz_counts_what_it_tried() -> None:
+    pytest.importorskip("atheris", reason="the fuzzer is not for this Python or machine")
+    done = run(
+        sys.executable, ROOT / "scripts" / "fuzz", "integer", "token", "--runs", "3000", "--json"
+    )
+
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["target"] for one in results] == ["integer", "token"]
+    for one in results:
+        assert one["inputs"] >= 3000
+        assert one["branches"] > 10
+        assert one["found"] is None

@@ -8,11 +8,13 @@ parts of aioquic.
 """
 
 import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aioquic import tls
 from aioquic._buffer import Buffer
 
-from moqt.certificates import ClientRefused, ClientVerifier
+from moqt.certificates import UNREADABLE, ClientRefused, ClientVerifier
 
 
 class ClientCheck:
@@ -36,12 +38,14 @@ class ClientCheck:
         take, prove = context._server_handle_certificate, context._server_handle_certificate_verify
 
         def certificate(message: Buffer) -> None:
-            take(message)
+            with _refusing_what_cannot_be_read():
+                take(message)
             if context._peer_certificate is None:
                 self._examine(context)
 
         def certificate_verify(message: Buffer) -> None:
-            prove(message)
+            with _refusing_what_cannot_be_read():
+                prove(message)
             self._examine(context)
 
         setattr(context, "_server_handle_certificate", certificate)  # noqa: B010 - see above
@@ -54,6 +58,18 @@ class ClientCheck:
             self.certificate = self._verifier.verify(chain, datetime.datetime.now(datetime.UTC))
         except ClientRefused as refused:
             raise _Alert(refused) from None
+
+
+@contextmanager
+def _refusing_what_cannot_be_read() -> Iterator[None]:
+    """Have a damaged certificate end the handshake: aioquic 1.7.2 expects ValueError alone."""
+    try:
+        yield
+    except tls.Alert:
+        raise
+    except UNREADABLE as error:
+        text = f"client certificate cannot be read: {type(error).__name__}"
+        raise _Alert(ClientRefused("bad_certificate", text)) from None
 
 
 class _Alert(tls.Alert):

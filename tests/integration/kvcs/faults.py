@@ -207,8 +207,10 @@ class Standing:
 
 
 @asynccontextmanager
-async def standing(files: CertificateFiles, *held: Copy) -> AsyncIterator[Standing]:
-    handler = StandIn(*held)
+async def standing(
+    files: CertificateFiles, *held: Copy, handler: StandIn | None = None
+) -> AsyncIterator[Standing]:
+    handler = handler or StandIn(*held)
     tls = ServerTls(files.certificate_file, files.key_file)
     server = await serve("127.0.0.1", 0, tls=tls, handler=handler)
     try:

@@ -6,7 +6,14 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from moqt.certificates import MAX_DEPTH, ClientRefused, ClientVerifier, names_of, subject_of
+from moqt.certificates import (
+    MAX_DEPTH,
+    UNREADABLE,
+    ClientRefused,
+    ClientVerifier,
+    names_of,
+    subject_of,
+)
 from tests.pki import CLIENT, NOW, SERVER, Ca, der, dns, uri
 
 SPIFFE = "spiffe://kvcs.example/decode/7"
@@ -126,3 +133,21 @@ def test_what_a_stranger_wrote_is_one_line_and_not_long() -> None:
         verifier().verify([strange.issue(uri(SPIFFE), key=key)], NOW)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_a_certificate_whose_octets_were_changed_anywhere_is_refused() -> None:
+    whole, refused = der(CA.issue(uri(SPIFFE))), 0
+
+    for at in range(len(whole)):
+        octets = bytearray(whole)
+        octets[at] ^= 0x15
+        names_of(bytes(octets))
+        try:
+            changed = x509.load_der_x509_certificate(bytes(octets))
+        except UNREADABLE:
+            continue
+        with pytest.raises(ClientRefused):
+            verifier().verify([changed], NOW)
+        refused += 1
+
+    assert refused > 100, "nearly all of it is only read when somebody asks for it"

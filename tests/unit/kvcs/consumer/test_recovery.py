@@ -169,7 +169,7 @@ def test_one_that_was_left_for_another_relay_is_asked_last() -> None:
         (FailureReason.CONTRADICTED, Standing(bond=Bond.BOUND), True),
         (FailureReason.ABANDONED, Standing(), False),
         (FailureReason.ABANDONED, JOINABLE, False),
-        (FailureReason.ABANDONED, USED, True),
+        (FailureReason.ABANDONED, USED, False),
         (FailureReason.STALLED, USED, False),
     ],
 )
@@ -181,6 +181,17 @@ def test_what_nobody_can_make_good_ends_it_at_once(
 
     subject.tried(AskRelay(0), failure, stands, 1001.0)
     assert (subject.next_step() == Recompute(failure)) is final
+
+
+def test_who_says_that_it_was_abandoned_keeps_nobody_else_from_being_asked() -> None:
+    abandoned = Failure(FailureReason.ABANDONED, "so they say")
+
+    assert steps(recovery(relays=2, services=1), abandoned, USED, 9) == [
+        AskRelay(0),
+        AskRelay(1),
+        AskBlocks(0),
+        Recompute(abandoned),
+    ]
 
 
 # -- until when ----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The archive: what was told as kept is there, whatever was cut, filled or locked."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -523,3 +524,53 @@ def test_publications_written_together_do_not_mix(archive: Archive) -> None:
 
     assert contents(archive, numbers[0]) == expected(item(0, 0))
     assert contents(archive, numbers[1]) == expected(item(3, 1))
+
+
+@pytest.mark.parametrize("value", [None, -1, 1 << 40, 0.5, "text", b"\x80", b"x" * 8], ids=repr)
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("publications", "scope"),
+        ("publications", "publication"),
+        ("publications", "octets"),
+        ("publications", "used_at"),
+        ("tracks", "name"),
+        ("tracks", "groups"),
+        ("tracks", "properties"),
+        ("tracks", "largest_group"),
+        ("tracks", "largest_object"),
+    ],
+)
+def test_a_row_about_a_publication_or_a_track_that_was_changed_is_left_out(
+    tmp_path: Path, table: str, column: str, value: object
+) -> None:
+    with contextlib.closing(Archive(tmp_path)) as archive:
+        number = archive.open_publication(name(1), 1.0)
+        keep(archive, number, item(0, 0))
+        # What a damaged file may have, whatever the schema says.
+        archive._index.execute("PRAGMA ignore_check_constraints = ON")
+        with contextlib.suppress(sqlite3.IntegrityError):
+            archive._index.execute(f"UPDATE OR REPLACE {table} SET {column} = ?", (value,))
+
+        for holding in archive.holdings():
+            assert holding.name.scope_id == b"s" * 32
+        for track in archive.notes(number):
+            assert isinstance(track, bytes)
+            assert archive.entries(number, track) or track != K
+
+
+def test_an_index_that_cannot_be_read_is_said_to_be_a_disk_that_fails(tmp_path: Path) -> None:
+    with contextlib.closing(Archive(tmp_path)) as archive:
+        number = archive.open_publication(name(1), 1.0)
+        keep(archive, number, item(0, 0))
+        archive._index.execute("DROP TABLE objects")
+        archive._index.execute("DROP TABLE tracks")
+        archive._index.execute("DROP TABLE publications")
+
+        for read in (
+            archive.holdings,
+            lambda: archive.notes(number),
+            lambda: archive.entries(number, K),
+        ):
+            with pytest.raises(OSError, match="index of the store: no such table"):
+                read()

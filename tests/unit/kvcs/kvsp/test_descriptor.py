@@ -259,3 +259,15 @@ def test_only_bad_descriptor_leaves_the_checks(name: str, value: object) -> None
     except BadDescriptor:
         return
     assert descriptor.members()[name] == value
+
+
+@pytest.mark.parametrize("value", [1.5, 1 << 60, "\ud800"], ids=["float", "integer", "text"])
+def test_a_refusal_is_short_however_long_the_names_are_that_lead_to_it(value: object) -> None:
+    extra: Any = value
+    for _ in range(20):
+        extra = {"n" * 2_000: extra}
+
+    with pytest.raises(BadDescriptor) as caught:
+        Descriptor.from_json(members(x=extra))
+
+    assert len(str(caught.value)) < 500

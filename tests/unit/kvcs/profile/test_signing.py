@@ -405,6 +405,14 @@ def private_pem(key: Any, encryption: Any = None) -> bytes:
     [
         (b"", "not a private key in PEM"),
         (b"not pem", "not a private key in PEM"),
+        pytest.param(
+            # Of another algorithm than its length fits, as fuzzing found.
+            b"-----BEGIN PRIVATE KEY-----\n"
+            b"MC4CAQAwBQYDK2VxBCIEIJ6Jl+fFwJ0Egq9qMre8Gx3yI3Wa2gSGw/DMtTw9PrrR\n"
+            b"-----END PRIVATE KEY-----\n",
+            "not a private key in PEM",
+            id="damaged",
+        ),
         (EDDSA.public_pem(), "not a private key in PEM"),
         (
             private_pem(EDDSA.private_key, BestAvailableEncryption(b"x")),

@@ -80,13 +80,19 @@ def pem(key: Any, encryption: Any = None) -> bytes:
     [
         (b"", "not a private key in PEM"),
         (b"secret", "not a private key in PEM"),
+        (  # of another algorithm than its length fits, as fuzzing found
+            b"-----BEGIN PRIVATE KEY-----\n"
+            b"MC4CAQAwBQYDK2VxBCIEIJ6Jl+fFwJ0Egq9qMre8Gx3yI3Wa2gSGw/DMtTw9PrrR\n"
+            b"-----END PRIVATE KEY-----\n",
+            "not a private key in PEM",
+        ),
         (pem(KEY, BestAvailableEncryption(b"x")), "expected a key without a password"),
         (pem(Ed448PrivateKey.generate()), "expected Ed25519 or P-256"),
         (pem(generate_private_key(SECP384R1())), "secp384r1, expected Ed25519 or P-256"),
         (bytes(70_000), "more than 65536 octets"),
     ],
     # Octets that hold a random key would name a case anew in each run.
-    ids=["empty", "no PEM", "with a password", "Ed448", "P-384", "too long"],
+    ids=["empty", "no PEM", "damaged", "with a password", "Ed448", "P-384", "too long"],
 )
 def test_a_file_without_a_usable_key_is_named_and_never_shown(
     octets: bytes, says: str, tmp_path: Path

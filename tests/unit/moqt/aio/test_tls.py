@@ -1,11 +1,14 @@
 """Certificates and keys that can be used, and those that cannot."""
 
+import base64
 import datetime
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from moqt.aio import tls
 from moqt.aio.tls import (
@@ -195,3 +198,25 @@ def test_a_throwaway_certificate_for_a_client_is_believed_by_its_ca(tmp_path: Pa
     assert subject_of(verifier.verify([shown.certificate], NOW)) == name
     assert files.client_key_file is not None
     assert files.client_key_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_certificate_whose_octets_were_changed_anywhere_is_refused_or_good(
+    files: CertificateFiles, tmp_path: Path
+) -> None:
+    """Of a certificate that is damaged some parts are only read when somebody asks for them."""
+    whole = x509.load_pem_x509_certificate(files.certificate_file.read_bytes())
+    der = whole.public_bytes(Encoding.DER)
+    changed = tmp_path / "changed.pem"
+    refused = set()
+
+    for at in range(len(der)):
+        octets = bytearray(der)
+        octets[at] ^= 0x15
+        text = base64.encodebytes(octets).decode()
+        changed.write_text(f"-----BEGIN CERTIFICATE-----\n{text}-----END CERTIFICATE-----\n")
+        try:
+            check_server_tls(ServerTls(changed, files.key_file))
+        except TlsSettingsError as exc:
+            refused.add(str(exc).split(":")[1].strip()[:30])
+
+    assert "certificate 1 cannot be read" in refused
