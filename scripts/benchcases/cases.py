@@ -12,6 +12,7 @@ from benchcases import (
     baseline,
     codecs,
     depots,
+    guarded,
     losses,
     relayed,
     rivals,
@@ -437,5 +438,6 @@ CASES: dict[str, Case] = {
         *depots.CASES,
         *ways.CASES,
         *sealed.CASES,
+        *guarded.CASES,
     )
 }

@@ -111,6 +111,10 @@ class Place:
     protection: Protection | None = None
     """How Objects are sealed; None: they go in clear."""
 
+    issuer: bytes | None = field(default=None, repr=False)
+    """Seed of the key that tokens are issued with, 32 octets: everybody is asked for one, and for
+    a client's certificate. None: nobody is asked for anything."""
+
     @property
     def shared(self) -> Scope:
         """The scope that both ends are of."""
@@ -212,7 +216,8 @@ def made_place() -> Iterator[Place]:
     """Make keys and certificates in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="kvcs-bench-") as folder:
         pem = ProducerKey.generate().private_pem()
-        yield Place(make_certificates(Path(folder)), secrets.token_bytes(32), pem)
+        certificates = make_certificates(Path(folder), client="spiffe://bench.example/consumer")
+        yield Place(certificates, secrets.token_bytes(32), pem)
 
 
 # -- in the processes ----------------------------------------------------------------------------

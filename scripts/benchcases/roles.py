@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchcases import usage
+from benchcases import tokens, usage
 from benchcases.counting import Asked, SentOctets
 from benchcases.ends import LIMIT_S, Cache, Place, Role, engine
 from kvcs.consumer.events import Event, LayerReady, ManifestAccepted
@@ -29,6 +29,7 @@ from kvcs.telemetry import Counter, Counters
 from moqt.aio import ClientTls, MoqtConnection, QuicSettings, ServerTls, connect
 from moqt.aio.tracks import Subscription
 from moqt.relay.server import Relay, RelayOptions
+from moqt.session.config import SessionConfig
 from moqt.session.events import ObjectReceived
 from moqt.wire.filters import LocationFilter
 
@@ -88,12 +89,13 @@ class ProducerEnd(Role):
         self._producer = await stack.enter_async_context(
             Producer(scope, self._options, producer_key=key, counters=self._counters)
         )
-        files = self.place.certificates
+        files, asks = self.place.certificates, self.place.issuer is not None
         _, self._port = await self._producer.listen(
             "127.0.0.1",
             0,
-            tls=ServerTls(files.certificate_file, files.key_file),
+            tls=ServerTls(files.certificate_file, files.key_file, files.ca_file if asks else None),
             quic=self._quic,
+            authority=tokens.authority(self.place) if asks else None,
         )
 
     async def port(self) -> int:
@@ -283,7 +285,12 @@ class ConsumerEnd(Role):
     ) -> None:
         super().__init__(place)
         self._uri = f"moqt://127.0.0.1:{port}/"
-        self._tls = ClientTls(ca_file=place.certificates.ca_file)
+        files = place.certificates
+        self._tls, self._config = ClientTls(ca_file=files.ca_file), SessionConfig()
+        if place.issuer is not None:
+            shown = files.client_certificate_file, files.client_key_file
+            self._tls = ClientTls(files.ca_file, certificate_file=shown[0], key_file=shown[1])
+            self._config = SessionConfig(tokens=partial(tokens.issued, place))
         self._quic = QuicSettings(
             max_datagram_octets=datagram, stream_window=stream_window, engine=engine()
         )
@@ -349,7 +356,7 @@ class ConsumerEnd(Role):
             trusted=self._trusted,
             require_signature=True,
         )
-        spec = ConnectionSpec(uri=self._uri, tls=self._tls, quic=self._quic)
+        spec = ConnectionSpec(uri=self._uri, tls=self._tls, quic=self._quic, config=self._config)
         times: dict[str, list[float]] = {"ready": [], "manifest": []}
         settings = RetrievalSettings(
             deadline_s=LIMIT_S,

@@ -23,7 +23,7 @@ CASES = [
     "relayed-4", "relayed-16", "first-layer-relayed", "relay-slow", "relay-soak", "steady-1452",
     "steady-8900", "session", "connections", "object-cost", "first-of-layers", "vs-peer", "vs-tls",
     "relay-added", "lossy", "stalls", "codec-lossless", "codec-int8", "depot", "first-layer-ways",
-    "sealed",
+    "sealed", "guarded",
 ]  # fmt: skip
 
 #: What is promised of the speed. Each is measured five times, but for the last.
@@ -307,6 +307,18 @@ def test_what_is_sealed_is_held_against_the_same_in_clear() -> None:
     assert 20 / 32836 < figures["added"] < 25 / 32836
     assert found["ratios"]["vs_clear"] == figures["vs_clear_runs"][0] > 0
     assert figures["sealed"]["consumer_cpu_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_who_is_asked_for_a_token_and_a_certificate_is_held_against_who_is_not() -> None:
+    run = bench("guarded", "--mb", "4", "--pairs", "1", limit_s=LIMIT_S)
+    figures = result_of(run, missing=1)["figures"]
+
+    assert figures["guarded_first_layer_ms"] > 0
+    least, most = figures["added_spread_ms"]
+    assert least <= figures["added_ms"] <= most
 
 
 def test_int8_leaves_an_octet_of_two_and_its_scales() -> None:
