@@ -13,9 +13,10 @@ from typing import Any
 
 from benchpage import machine, profiles
 
-#: Cases that take long and say nothing of speed.
+#: Cases that take long and say nothing of speed, and one that needs a model and gigabytes for it.
 ENDURANCE = (
     "memory", "soak-objects", "soak-publications", "slow-consumer", "relay-slow", "relay-soak",
+    "first-layer-ways",
 )  # fmt: skip
 #: Seconds that one run may take.
 LIMIT_S = 3600.0
