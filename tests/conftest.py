@@ -1,8 +1,10 @@
 """Settings for every test, and the QUIC engine that carries those over loopback."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from moqt.aio import engine
@@ -12,6 +14,14 @@ settings.register_profile("kvcs", deadline=None, max_examples=25)
 #: With more examples, for after the ordinary suite: ``--hypothesis-profile thorough``.
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("kvcs")
+
+
+@pytest.fixture(autouse=True)
+def log_lines_as_before() -> Iterator[None]:
+    """Have no test write where another one's command was told to: that is closed by then."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

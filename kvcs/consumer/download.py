@@ -527,12 +527,20 @@ class Download:
             share = Share(DataTrack.parse(name), None)
             self._start_reader(self._lanes.for_data[0], share, group)
 
-    def _drop_readers_in_vain(self) -> None:
-        """End what was begun eagerly and is not wanted, and have begun anew what ended."""
-        for share, task in list(self._shares()):
-            if task.done() or self.assembler.plan(share.track) is None:
-                task.cancel()
-                del self._readers[share.track][share]
+    def _drop_readers_in_vain(self) -> bool:
+        """End what was begun eagerly and is not wanted, and have begun anew what ended.
+
+        Returns whether there was anything.
+        """
+        in_vain = [
+            (share, task)
+            for share, task in self._shares()
+            if task.done() or self.assembler.plan(share.track) is None
+        ]
+        for share, task in in_vain:
+            task.cancel()
+            del self._readers[share.track][share]
+        return bool(in_vain)
 
     def _start_readers(self, group: Tasks) -> None:
         """Ask for tracks of which something is missing, of so many segments at once."""

@@ -197,8 +197,10 @@ async def test_with_a_signature_nothing_is_used_before_its_digest_is_attested(
             await handle.finish()
             events = [event async for event in retrieval]
 
-    [rejected] = of_kind(events, ObjectRejected)
-    assert (rejected.layer, rejected.block, rejected.reason) == (1, 3, Rejection.DIGEST)
+    # It is asked for once more, since it may have been another relay's, and is the same.
+    rejected = of_kind(events, ObjectRejected)
+    assert 1 <= len(rejected) <= 2
+    assert {(one.layer, one.block, one.reason) for one in rejected} == {(1, 3, Rejection.DIGEST)}
     assert ready(events) == [0, 2, 3, 4, 5]
     assert missing(of_kind(events, Failed)[0]) == ["k.raw.s0 layer 1 block 3"]
 
