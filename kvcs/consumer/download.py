@@ -217,7 +217,9 @@ class Download:
                 self._note_track(opened)
                 if (failure := self._accept(opened.manifest, opened.version)) is not None:
                     return failure
-                self._drop_readers_in_vain()
+                if self._drop_readers_in_vain():
+                    # What they brought is counted before anything is asked for again.
+                    await self._intake.down_to(0)
                 group.start(self._follow(opened))
                 group.start(self._begin_when_settled())
                 if (failure := await self._supervise(group)) is not None:

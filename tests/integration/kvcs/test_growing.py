@@ -335,7 +335,7 @@ async def test_who_stops_has_what_was_listed_by_then(certificates: CertificateFi
 async def test_a_silence_between_blocks_is_no_stall_while_nothing_is_owed(
     certificates: CertificateFiles,
 ) -> None:
-    settings = replace(PATIENT, stall_timeout_s=0.2, deadline_s=1.0)
+    settings = replace(PATIENT, stall_timeout_s=0.5, deadline_s=3.0)
     async with on_stage(certificates) as scene:
         handle = scene.producer.open(GROWING, PROMPT)
         async for _ in prefill(handle):
