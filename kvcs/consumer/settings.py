@@ -79,11 +79,12 @@ class RetrievalSettings:
     measures itself is preferred. Where it is known, of several publications one is chosen that
     can come before the deadline, if need be of a shorter prefix. None: it is not known."""
 
-    eager: bool = True
+    eager: bool = False
     """Ask for the ``raw`` tracks of segment 0 together with the manifest, where all of a
     publication is wanted, ``raw`` is liked best, and it comes over one connection: a round trip
-    less to the first layer, and the time that the manifest takes. In vain if the publication is
-    refused or offers something else; what came until then is bounded by ``early_octets``."""
+    less to the first layer. In vain if the publication is refused or offers something else; what
+    came until then is bounded by ``early_octets``. Through a relay that asks for all of it with
+    one priority the manifest comes later by it, and the first layer with it."""
 
     fetch: Fetching = "auto"
     """Whether past Objects alone are asked for, with FETCH: of segments that the manifest says

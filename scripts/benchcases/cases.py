@@ -150,8 +150,8 @@ def _first_layer(case: Case, place: Place, options: Options) -> Result:
         producer.ask("publish", cache)
         with End(ConsumerEnd, place, port=producer.ask("port")) as consumer:
             for _ in range(options.pairs):
-                finished.append(consumer.ask("consume", cache, eager=False))
-                eager.append(consumer.ask("consume", cache))
+                finished.append(consumer.ask("consume", cache))
+                eager.append(consumer.ask("consume", cache, eager=True))
     # A layer waits for a signed manifest that lists it, so their distance decides.
     every_eighth, every_one = (_live(place, options.pairs, every) for every in (8, 1))
     firsts = [first_layer_s(run) for run in finished]

@@ -308,7 +308,7 @@ class ConsumerEnd(Role):
         cache: Cache,
         sink: str = "arrays",
         *,
-        eager: bool = True,
+        eager: bool = False,
         every: int = 0,
         other: int | None = None,
         layers: range | None = None,
