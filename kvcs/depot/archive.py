@@ -84,6 +84,8 @@ _OBJECTS_OF = """
 SELECT layer, object, offset, length, priority, properties, digest, seal FROM objects
 WHERE publication = ? AND track = ?
 """
+#: What SQLite fails with. Of a damaged index not even its message need be text.
+_SQL_FAILURES = (sqlite3.Error, UnicodeDecodeError)
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Group IDs that the index can keep; SQLite's integers end there.
 MAX_GROUP_ID = (1 << 63) - 1
@@ -148,9 +150,9 @@ class Archive:
             self._remove_left_overs()
             for path in (folder, folder.parent):  # or what was made just now could be gone
                 _sync_folder(path)
-        except (OSError, sqlite3.Error) as exc:
+        except (OSError, *_SQL_FAILURES) as exc:
             os.close(self._lock)
-            raise ConfigError(f"store {folder}: {exc}") from None
+            raise ConfigError(f"store {folder}: {_reason(exc)}") from None
         except ConfigError:
             os.close(self._lock)
             raise
@@ -271,6 +273,10 @@ class Archive:
         """Return the number of a publication, a new one if it is not held yet.
 
         That it once went for want of room is forgotten.
+
+        Raises:
+            DiskFullError: If the index has no room to note it.
+            OSError: If the disk fails.
         """
         identifiers = _identifiers(name)
         with self._changing():
@@ -284,12 +290,11 @@ class Archive:
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 (*identifiers, now, now),
             )
-        [(number,)] = self._index.execute(
+        return self._number(
             "SELECT number FROM publications "
             "WHERE scope = ? AND compat = ? AND anchor = ? AND publication = ?",
             identifiers,
         )
-        return int(number)
 
     def write(self, batches: Sequence[Batch], now: float) -> None:
         """Keep Objects; when it returns, they are on the disk for good.
@@ -412,8 +417,8 @@ class Archive:
         """Say of an index that cannot be read what is said of a disk that fails."""
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as exc:
-            raise OSError(errno.EIO, f"index of the store: {exc}") from exc
+        except _SQL_FAILURES as exc:
+            raise OSError(errno.EIO, f"index of the store: {_reason(exc)}") from exc
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -422,12 +427,12 @@ class Archive:
             self._index.execute("BEGIN IMMEDIATE")
             yield
             self._index.execute("COMMIT")
-        except sqlite3.Error as exc:
+        except _SQL_FAILURES as exc:
             if self._index.in_transaction:
                 self._index.execute("ROLLBACK")
             if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise DiskFullError(f"store {self.folder}: {exc}") from None
-            raise OSError(errno.EIO, f"index of the store: {exc}") from exc
+            raise OSError(errno.EIO, f"index of the store: {_reason(exc)}") from exc
         except BaseException:
             if self._index.in_transaction:
                 self._index.execute("ROLLBACK")
@@ -435,11 +440,22 @@ class Archive:
 
     def _end_of(self, number: int) -> int:
         if number not in self._ends:
-            [(end,)] = self._index.execute(
+            self._ends[number] = self._number(
                 "SELECT end FROM publications WHERE number = ?", (number,)
             )
-            self._ends[number] = int(end)
         return self._ends[number]
+
+    def _number(self, query: str, values: Sequence[object]) -> int:
+        """Return the one number that is asked for.
+
+        Raises:
+            OSError: If the index cannot be read, or has no such number.
+        """
+        with self._reading():
+            row = self._index.execute(query, values).fetchone()
+        if row is None or type(row[0]) is not int or row[0] < 0:
+            raise OSError(errno.EIO, "index of the store: a row of its publications is damaged")
+        return row[0]
 
     def _write_payloads(
         self, batches: Sequence[Batch], ends: dict[int, int]
@@ -514,8 +530,13 @@ def listing(folder: Path) -> list[Holding]:
     try:
         with contextlib.closing(_opened(folder, "ro")) as index:
             return _holdings(index)
-    except sqlite3.Error as exc:
-        raise ConfigError(f"store {folder}: {exc}") from None
+    except _SQL_FAILURES as exc:
+        raise ConfigError(f"store {folder}: {_reason(exc)}") from None
+
+
+def _reason(exc: Exception) -> str:
+    """Say why the index or its folder failed."""
+    return "its index is damaged" if isinstance(exc, UnicodeDecodeError) else str(exc)
 
 
 def _holdings(index: sqlite3.Connection) -> list[Holding]:

@@ -1,5 +1,6 @@
 """Targets of :mod:`kvcs.depot`: what is read from the disk of a store, whatever became of it."""
 
+import contextlib
 import sqlite3
 import tempfile
 from collections.abc import Iterable
@@ -7,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvcs.depot.archive import Archive, Wanted, listing
+from kvcs.depot.archive import Archive, DiskFullError, Wanted, listing
 from kvcs.depot.records import SEAL_OCTETS, examine, is_intact, seal
 from kvcs.errors import BadObject, ConfigError
 from moqt.location import Location
@@ -99,6 +100,15 @@ def read_all(archive: Archive) -> None:
                 )
 
 
+def write_more(archive: Archive) -> None:
+    """Keep something more, and let something go, as far as an index lets one."""
+    number = archive.open_publication(name(1), 2.0)
+    keep(archive, number, item(1, 1))
+    archive.finish(number, ended=True)
+    archive.forget(number, K, Location(0, 0), 40)
+    archive.drop(number, evicted=name(1))
+
+
 def read_index(data: bytes) -> None:
     """An index of which pages were changed: a change is where, how long, and of what."""
     index, choices = bytearray(shop().index), Octets(data)
@@ -112,6 +122,7 @@ def read_index(data: bytes) -> None:
     archive = Archive(path)
     try:
         read_all(archive)
+        write_more(archive)
     finally:
         archive.close()
 
@@ -138,6 +149,8 @@ def read_rows(data: bytes) -> None:
             except sqlite3.Error:
                 continue  # a constraint keeps it out; only a damaged file could have it
         read_all(archive)
+        with contextlib.suppress(OSError, DiskFullError):
+            write_more(archive)
     finally:
         archive.close()
     listing(path)
@@ -154,7 +167,7 @@ TARGETS = (
     Target(
         name="store_index",
         run=read_index,
-        documented=(ConfigError, OSError),
+        documented=(ConfigError, DiskFullError, OSError),
         seeds=lambda: [b"", b"\x00\x10\x01\xff", b"\x02\x00\x04abcd"],
         max_octets=256,
     ),

@@ -484,6 +484,24 @@ def test_an_index_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
         Archive(tmp_path / "store")
 
 
+def test_an_index_of_which_sqlite_can_tell_nothing_in_text_is_refused_in_words(
+    tmp_path: Path,
+) -> None:
+    Archive(tmp_path).close()
+    index = tmp_path / "index.sqlite"
+    octets = index.read_bytes()
+    row = b"tablechainschains"  # of the schema: type, name, table
+    assert row in octets
+    # SQLite quotes the name of what it stumbled over.
+    octets = octets.replace(row, b"tablech\xffinschains")
+    index.write_bytes(octets.replace(b"CREATE TABLE chains", b"CREATE TABEL chains"))
+
+    with pytest.raises(ConfigError, match="its index is damaged"):
+        listing(tmp_path)
+    with pytest.raises(ConfigError, match="its index is damaged"):
+        Archive(tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
@@ -574,3 +592,19 @@ def test_an_index_that_cannot_be_read_is_said_to_be_a_disk_that_fails(tmp_path: 
         ):
             with pytest.raises(OSError, match="index of the store: no such table"):
                 read()
+
+
+@pytest.mark.parametrize("end", [None, "text", b"", 0.5, -1, 1 << 70])
+def test_nothing_is_written_to_a_publication_of_which_the_end_is_not_known(
+    tmp_path: Path, end: object
+) -> None:
+    with contextlib.closing(Archive(tmp_path)) as archive:
+        number = archive.open_publication(name(1), 1.0)
+        keep(archive, number, item(0, 0))
+    with contextlib.closing(Archive(tmp_path)) as archive:
+        with contextlib.suppress(sqlite3.IntegrityError, OverflowError):
+            archive._index.execute("UPDATE publications SET end = ?", (end,))
+            with pytest.raises(OSError, match="a row of its publications is damaged"):
+                keep(archive, number, item(0, 1))
+
+        assert contents(archive, number) == expected(item(0, 0))
