@@ -83,7 +83,8 @@ class Reno(RenoCongestionControl):
     queue_s = 0.0
     #: What a socket buffer holds. On a path too short for pacing all of the window may meet in one.
     buffer_octets = math.inf
-    _is_short = False
+    #: Whether the path itself is too short for pacing, however long ends take to read.
+    is_short = False
     _floors = (math.inf, math.inf)  # least RTT of this epoch, and of the one before
     _epoch_end = 0.0
     _round_least = math.inf
@@ -119,7 +120,7 @@ class Reno(RenoCongestionControl):
         if self.congestion_window > window and (
             self.in_flight_at_ack * 2 < window
             or self.queue_s > QUEUE_S
-            or (self._is_short and window >= self.buffer_octets)
+            or (self.is_short and window >= self.buffer_octets)
         ):
             self.congestion_window = window
 
@@ -139,11 +140,11 @@ class Reno(RenoCongestionControl):
         least, before = self._floors
         if rtt < least:
             self._floors = least, before = rtt, before
+            self.is_short = min(rtt, before) < PACING_FLOOR_S
         if rtt < self._round_least:
             self._round_least = rtt
         if now >= self._round_end:
             self.queue_s = self._round_least - min(least, before)
-            self._is_short = min(least, before) < PACING_FLOOR_S
             self._round_least = math.inf
             self._round_end = now + rtt
             if self.queue_s > QUEUE_S and self.ssthresh is None:
@@ -166,8 +167,9 @@ class Pacer(QuicPacketPacer):
     #: What a socket buffer holds.
     buffer_octets = math.inf
 
-    def __init__(self, *, max_datagram_size: int) -> None:
+    def __init__(self, *, max_datagram_size: int, control: Reno | None = None) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
+        self._control = control
         self._rate: float | None = None
         self._bucket = self._bucket_octets = float(initial_window(max_datagram_size))
 
@@ -199,8 +201,13 @@ class Pacer(QuicPacketPacer):
             self._bucket -= octets or self._max_datagram_size
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """Take over a new window and RTT."""
-        if smoothed_rtt < PACING_FLOOR_S:
+        """Take over a new window and RTT.
+
+        An end that takes long to read makes the RTT longer, and not the path: there the timer of
+        an end that takes as long would only be later than what acknowledgements ask for.
+        """
+        is_short = smoothed_rtt < PACING_FLOOR_S
+        if is_short or (self._control is not None and self._control.is_short):
             self._rate = None
         else:
             self._pace(self.GAIN * congestion_window / smoothed_rtt)
@@ -404,8 +411,7 @@ def recovery_for(connection: QuicConnection, settings: QuicSettings) -> Recovery
         model = Bbr(max_datagram_size=octets)
         recovery._cc, recovery._pacer = model, ModelPacer(max_datagram_size=octets, model=model)
     else:
-        recovery._cc, recovery._pacer = (
-            Reno(max_datagram_size=octets),
-            Pacer(max_datagram_size=octets),
-        )
+        control = Reno(max_datagram_size=octets)
+        recovery._cc = control
+        recovery._pacer = Pacer(max_datagram_size=octets, control=control)
     return recovery

@@ -28,6 +28,7 @@ from aioquic.tls import AlertDescription
 from moqt.aio.aioquic.clients import ClientCheck
 from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS, server_configuration
 from moqt.aio.aioquic.connection import Connection
+from moqt.aio.aioquic.inboxes import Inboxes, Read
 from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.door import Door, Verdict
 from moqt.aio.settings import QuicSettings
@@ -38,6 +39,9 @@ from moqt.certificates import ClientVerifier
 from moqt.limits import peer_of
 
 log = structlog.get_logger("moqt")
+
+#: Octets that were read and may wait for their turn.
+MAX_WAITING_OCTETS = 4 << 20
 
 
 async def listen(
@@ -95,7 +99,8 @@ class Listener:
         self._door = Door(settings)
         self._routes: dict[bytes, AioquicTransport] = {}
         self._transports: dict[AioquicTransport, set[bytes]] = {}
-        self._touched: dict[AioquicTransport, None] = {}
+        self._inboxes = Inboxes[AioquicTransport]()
+        self._turn: asyncio.Handle | None = None
         self._accepting = True
         self._closed = asyncio.Event()
         self._endpoint = UdpEndpoint(sock, self)
@@ -147,6 +152,8 @@ class Listener:
         for transport in tuple(self._transports):
             transport.abandon()
         self._endpoint.close()
+        if self._turn is not None:
+            self._turn.cancel()
         self._closed.set()
 
     def datagrams_received(self, data: bytes, size: int, address: Address) -> None:
@@ -160,14 +167,26 @@ class Listener:
     def _hand_over(self, data: bytes, size: int, address: Address) -> None:
         transport = self._route(data, address)
         if transport is not None:
-            self._touched[transport] = None
-            transport.feed(data, size, address)
+            self._inboxes.put(transport, Read(data, size, address))
 
     def batch_received(self) -> None:
-        """Let each connection that was touched answer, once (called by the endpoint)."""
-        touched, self._touched = self._touched, {}
-        for transport in touched:
-            transport.answer()
+        """Let the connections take what was read, and answer (called by the endpoint)."""
+        if self._turn is None or self._inboxes.octets > MAX_WAITING_OCTETS:
+            self._run()
+
+    def _run(self) -> None:
+        """Let each connection take something, and answer, once; and again if there is more."""
+        self._turn = None
+        inboxes = self._inboxes
+        while inboxes:
+            for transport in inboxes.round():
+                for read in inboxes.take(transport):
+                    transport.feed(*read)
+                transport.answer()
+            if inboxes.octets <= MAX_WAITING_OCTETS:
+                break
+        if inboxes and self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._run)
 
     def error_received(self, error: OSError) -> None:
         """Errors of one peer are no concern of the others (called by the endpoint)."""

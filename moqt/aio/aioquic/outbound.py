@@ -19,6 +19,9 @@ from moqt.aio.aioquic.base import BaseConnection, id_of
 from moqt.aio.aioquic.varint import encode_varint, peek_varint, varint_size
 from moqt.aio.settings import CONTROL_RESERVE, IDLE_BUDGET, QuicSettings
 
+#: Octets that may be written and not sent yet, about: what leaves in two turns of the event loop.
+MAX_UNSENT = 512 << 10
+
 
 class Sender(QuicStreamSender):
     """What waits and what is unacknowledged on one stream, for data sent and acknowledged in order.
@@ -142,6 +145,9 @@ class OutboundStreams(BaseConnection):
         self._bulk: deque[Outbound] = deque()
         self._blocked: dict[int, Outbound] = {}
         self._handed_over = 0  # octets of connection credit that written data uses or will use
+        self.is_held_back = False
+        """Whether more could have been handed over when it was last asked, but for what waits."""
+
         self.unacked = 0
 
     def write(self, stream_id: int, data: bytes | memoryview, fin: bool) -> None:
@@ -211,12 +217,19 @@ class OutboundStreams(BaseConnection):
         return sum(out.unacked for out in self._outbound.values() if out.urgent)
 
     def send_budget(self) -> int:
-        """Return the free part of the congestion window, within flow control."""
+        """Return the free part of the congestion window, within flow control.
+
+        It is no more than what makes :data:`MAX_UNSENT` wait: the first packet does not wait until
+        a whole window has been handed over, and what becomes urgent meanwhile overtakes the rest.
+        """
         budget = self._loss.congestion_window - self.unacked
         if not self.unacked:
             budget = max(budget, IDLE_BUDGET)
         credit = self._remote_max_data - self._handed_over - CONTROL_RESERVE
-        return max(0, min(budget, credit))
+        budget = max(0, min(budget, credit))
+        room = max(0, MAX_UNSENT - self.unacked + self._loss.bytes_in_flight)
+        self.is_held_back = room < budget
+        return min(budget, room)
 
     # Frames that say what may be sent
 

@@ -18,8 +18,11 @@ from aioquic._buffer import Buffer
 
 from moqt.aio import tls
 from moqt.aio.aioquic import dial, listen
+from moqt.aio.aioquic.configuration import CONNECTION_ID_OCTETS
 from moqt.aio.aioquic.connection import Connection
-from moqt.aio.aioquic.listener import Listener
+from moqt.aio.aioquic.inboxes import ROUND_OCTETS
+from moqt.aio.aioquic.listener import MAX_WAITING_OCTETS, Listener
+from moqt.aio.aioquic.outbound import MAX_UNSENT
 from moqt.aio.aioquic.transport import AioquicTransport
 from moqt.aio.errors import AlpnMismatchError, DialError, TlsAlertError
 from moqt.aio.settings import (
@@ -464,6 +467,100 @@ async def test_a_reader_that_does_not_consume_stops_the_writer_and_consuming_res
         for stream_id, data in pair.server.data.items():
             pair.server.transport.consumed(stream_id, len(data))
         await pair.server.until(lambda: pair.server.fins == {0, 6, 10, 14})
+
+
+class _Turns:
+    """Who took how much in each turn."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, int]] = []
+        self.news = asyncio.Event()
+
+    @property
+    def octets(self) -> int:
+        return sum(octets for _, octets in self.taken)
+
+
+class _Taker:
+    """Stands in for a connection of a listener."""
+
+    def __init__(self, name: str, turns: _Turns) -> None:
+        self._name, self._turns = name, turns
+        self._taken = 0
+
+    def feed(self, data: bytes, size: int, address: Address) -> None:
+        self._taken += len(data)
+
+    def answer(self) -> None:
+        self._turns.taken.append((self._name, self._taken))
+        self._turns.news.set()
+        self._taken = 0
+
+
+async def test_what_one_connection_brings_does_not_stand_before_what_others_wait_for(
+    certificates: CertificateFiles,
+) -> None:
+    turns = _Turns()
+    async with listening(certificates) as listener:
+        ids = {name: name.encode() * CONNECTION_ID_OCTETS for name in "ab"}
+        for name, octets in ids.items():
+            listener._routes[octets] = _Taker(name, turns)  # type: ignore[assignment]
+        much = b"".join((b"\x40" + ids["a"]).ljust(1200, b"-") for _ in range(50))
+        for _ in range(40):
+            listener.datagrams_received(much, 1200, ("127.0.0.1", 1))
+        listener.datagrams_received(b"\x40" + ids["b"], 9, ("127.0.0.1", 2))
+        listener.batch_received()
+        assert turns.taken[0] == ("b", 1 + CONNECTION_ID_OCTETS)
+        assert len(turns.taken) == 2
+
+        listener.datagrams_received(b"\x40" + ids["b"], 9, ("127.0.0.1", 2))
+        listener.batch_received()
+        async with asyncio.timeout(PATIENCE_S):
+            while turns.octets < 40 * len(much) + 2 * (1 + CONNECTION_ID_OCTETS):
+                turns.news.clear()
+                await turns.news.wait()
+
+        assert [name for name, _ in turns.taken[:4]] == ["b", "a", "b", "a"]
+        assert max(octets for _, octets in turns.taken) < ROUND_OCTETS + len(much)
+
+
+async def test_what_waits_to_be_taken_is_bounded(certificates: CertificateFiles) -> None:
+    turns = _Turns()
+    async with listening(certificates) as listener:
+        octets = b"a" * CONNECTION_ID_OCTETS
+        listener._routes[octets] = _Taker("a", turns)  # type: ignore[assignment]
+        for _ in range(300):
+            listener.datagrams_received((b"\x40" + octets).ljust(60_000, b"-"), 60_000, ("", 1))
+        listener.batch_received()
+
+        assert 300 * 60_000 - turns.octets <= MAX_WAITING_OCTETS
+
+
+async def test_no_more_is_to_be_handed_over_than_leaves_soon_however_large_the_window_is(
+    certificates: CertificateFiles,
+) -> None:
+    async with connected(certificates) as pair:
+        transport = pair.client.transport
+        transport._connection._loss._cc.congestion_window = 8 << 20
+        first = transport.send_budget()
+        transport.send_stream_data(6, bytes(first))
+
+        assert MAX_UNSENT <= first < MAX_UNSENT + 2000  # something of the handshake is on its way
+        assert transport.send_budget() == 0
+
+
+async def test_what_was_held_back_is_handed_over_as_soon_as_there_is_room(
+    certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(certificates) as pair:
+        transport = pair.client.transport
+        transport._connection._loss._cc.congestion_window = 8 << 20
+        # Not with an acknowledgement: none is heard.
+        monkeypatch.setattr(transport, "feed", lambda data, size, address: None)
+        Pump(pair.client, 2 << 20, (6,))
+        await pair.server.until(lambda: 6 in pair.server.fins)
+
+        assert pair.server.received == 2 << 20
 
 
 async def test_control_leaves_before_data_when_both_wait(certificates: CertificateFiles) -> None:

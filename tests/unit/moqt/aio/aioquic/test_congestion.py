@@ -75,6 +75,19 @@ def test_the_pacer_keeps_out_of_the_way_of_paths_too_short_for_timers() -> None:
     assert pacer.next_send_time(1.0) is None
 
 
+@pytest.mark.parametrize(("path_s", "paces"), [(0.0005, False), (0.020, True)])
+def test_a_slow_reader_at_the_end_of_a_short_path_makes_it_no_longer(
+    path_s: float, paces: bool
+) -> None:
+    control = Reno(max_datagram_size=OCTETS)
+    pacer = Pacer(max_datagram_size=OCTETS, control=control)
+    for now, rtt in enumerate((0.030, path_s, 0.040, 0.050)):
+        control.on_rtt_measurement(now=float(now), rtt=rtt)
+    pacer.update_rate(1_000_000, 0.040)
+
+    assert pacer.is_active is paces
+
+
 @pytest.mark.parametrize("octets", [1200, 1472, 8972, 16_000])
 @pytest.mark.parametrize("window", [32_000, 2_000_000])
 def test_no_more_leaves_at_once_than_an_initial_window_or_a_late_timer_owes(
