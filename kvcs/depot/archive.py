@@ -89,6 +89,8 @@ _SQL_FAILURES = (sqlite3.Error, UnicodeDecodeError)
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Group IDs that the index can keep; SQLite's integers end there.
 MAX_GROUP_ID = (1 << 63) - 1
+#: Octets of the longest payload; no session takes so long a one. A longer one was never kept.
+LONGEST = 128 << 20
 #: Publications that went for want of room and are remembered.
 MAX_EVICTED = 16_384
 
@@ -485,8 +487,10 @@ class Archive:
     def _cut_back(self, ends: Mapping[int, int]) -> None:
         """Give back the room of payloads that were not kept. What stays is written over."""
         for number, end in ends.items():
+            path = self._objects / str(number)
             with contextlib.suppress(OSError):
-                os.truncate(self._objects / str(number), end)
+                if path.stat().st_size > end:
+                    os.truncate(path, end)
 
     def _note_tracks(self, batch: Batch) -> None:
         if not batch.notes:
@@ -678,6 +682,8 @@ def _entry(row: Sequence[Any]) -> Entry | None:
     if not all(type(found) is int and found >= 0 for found in integers) or priority > 255:
         return None
     if not all(type(found) is bytes for found in octets) or len(sealed) != SEAL_OCTETS:
+        return None
+    if length > LONGEST:
         return None
     try:
         more = _properties(properties)

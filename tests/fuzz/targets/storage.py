@@ -71,8 +71,7 @@ class Shop:
             left.unlink()
         (self.path / INDEX).write_bytes(index)
         for path, octets in self._objects.items():
-            if not path.exists():
-                path.write_bytes(octets)
+            path.write_bytes(octets)  # it was written to, or is gone
         return self.path
 
 

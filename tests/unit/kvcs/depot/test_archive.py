@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvcs.depot.archive import FORMAT, Archive, Batch, DiskFullError, listing
+from kvcs.depot.archive import FORMAT, LONGEST, Archive, Batch, DiskFullError, listing
 from kvcs.depot.records import Item, TrackNote
 from kvcs.errors import ConfigError
 from kvcs.profile.naming import MANIFEST
@@ -608,3 +608,32 @@ def test_nothing_is_written_to_a_publication_of_which_the_end_is_not_known(
                 keep(archive, number, item(0, 1))
 
         assert contents(archive, number) == expected(item(0, 0))
+
+
+def test_a_length_that_no_object_has_is_damage_however_long_the_file_is(tmp_path: Path) -> None:
+    with contextlib.closing(Archive(tmp_path)) as archive:
+        number = archive.open_publication(name(1), 1.0)
+        keep(archive, number, item(0, 0), item(0, 1))
+        os.truncate(tmp_path / "objects" / str(number), 1 << 40)  # a sparse one
+        archive._index.execute("UPDATE objects SET length = ? WHERE object = 1", (LONGEST + 1,))
+
+        assert contents(archive, number) == expected(item(0, 0))
+
+
+def test_what_is_given_back_after_a_failure_never_makes_a_file_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(Archive(tmp_path)) as archive:
+        number = archive.open_publication(name(1), 1.0)
+        keep(archive, number, item(0, 0))
+        archive._index.execute("UPDATE publications SET end = ?", (1 << 40,))
+    with contextlib.closing(Archive(tmp_path)) as archive:
+
+        def fail(file: int, payload: bytes, offset: int) -> None:
+            raise OSError(errno.EIO, "broken")
+
+        monkeypatch.setattr("kvcs.depot.archive._write_at", fail)
+        with pytest.raises(OSError, match="broken"):
+            keep(archive, number, item(0, 1))
+
+        assert (tmp_path / "objects" / str(number)).stat().st_size == len(item(0, 0).payload)
