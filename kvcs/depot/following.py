@@ -133,6 +133,13 @@ class Following:
                 objects = self._objects(name)
                 async with self._at_once:
                     outcome = await self._bring_from(conn, name)
+                if outcome is Outcome.GIVEN_UP:
+                    self.gone(conn, name)
+                    if name in self._announced:
+                        continue  # one relay says so, which may lie; the others are asked
+                    self.depot.counters.add(Counter.PUBLICATIONS_REFUSED)
+                    self.depot.drop(name, "its producer gave it up")
+                    outcome = Outcome.REFUSED
                 if outcome is Outcome.REFUSED:
                     self._refused[name] = None
                     if len(self._refused) > MAX_ANNOUNCED:

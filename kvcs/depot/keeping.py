@@ -61,6 +61,8 @@ class Outcome(Enum):
     KEPT = auto()
     #: Something is missing; it may be had later, or elsewhere.
     PARTIAL = auto()
+    #: Whoever was asked says that its producer gave it up. Others say so, too, if it is true.
+    GIVEN_UP = auto()
     #: It cannot be relied on, or not be held: nothing of it is, and it is not asked for again.
     REFUSED = auto()
 
@@ -158,7 +160,7 @@ class Keeper:
         if stop.outcome is Outcome.REFUSED:
             self._depot.counters.add(Counter.PUBLICATIONS_REFUSED)
             self._depot.drop(self._name, str(stop))
-        elif self._stock.is_complete:
+        elif stop.outcome is not Outcome.GIVEN_UP and self._stock.is_complete:
             try:
                 await self._depot.finish(self._name, ended=self._manifest_end is End.ENDED)
             except DiskFullError as exc:
@@ -167,7 +169,7 @@ class Keeper:
         return self._told(stop)
 
     def _told(self, stop: _Stop) -> Outcome:
-        if stop.outcome is Outcome.PARTIAL:
+        if stop.outcome in (Outcome.PARTIAL, Outcome.GIVEN_UP):
             log.info(LogEvent.PUBLICATION_PARTIAL, publication=str(self._name), reason=str(stop))
         return stop.outcome
 
@@ -317,7 +319,7 @@ class Keeper:
         else:
             self._manifest_end = End.of(ended.code, ended.reason)
             if self._manifest_end is End.ABANDONED:
-                self._end(Outcome.REFUSED, f"it was {ended.reason}")
+                self._end(Outcome.GIVEN_UP, f"it was {ended.reason}")
         self._wake.set()
 
     async def _read_manifest(
