@@ -1,7 +1,7 @@
 """Store: a depot, whom it follows, and to whom it serves; the beginning and the end of it all."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,26 +18,14 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import standard_codecs
-from kvcs.producer.relay import CLOSE_S, Relay
+from kvcs.producer.serving import Serving, checked
 from kvcs.profile.naming import PROFILE
 from kvcs.profile.signing import PublicKey
 from kvcs.telemetry import Counters, LogEvent
 from kvcs.trust.scope import Scope
-from moqt.aio import (
-    ClientTls,
-    MoqtConnection,
-    MoqtUri,
-    QuicSettings,
-    Server,
-    ServerTls,
-    TlsSettingsError,
-    serve,
-)
-from moqt.aio.tls import check_client_tls
-from moqt.authority import Authority
+from moqt.aio import ClientTls, QuicSettings
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
-from moqt.session.guests import Guests
 
 log = structlog.get_logger("kvcs.depot")
 
@@ -94,7 +82,7 @@ class StoreOptions:
         )
 
 
-class Store:
+class Store(Serving):
     """Keeps the publications of a scope on disk and publishes them again (decision 15).
 
     An asynchronous context manager.
@@ -145,10 +133,14 @@ class Store:
             counters=counters,
         )
         self._handler = DepotHandler(self.depot, scope.key.scope_id, options.reader_stall_s)
-        self._servers: list[Server] = []
-        self._relays: list[Relay] = []
         self._following: asyncio.Task[None] | None = None
-        self._tasks = asyncio.TaskGroup()
+        super().__init__(
+            self._handler,
+            self.depot.whole,
+            self.depot.counters,
+            connect_timeout_s=options.connect_timeout_s,
+            request_timeout_s=options.request_timeout_s,
+        )
 
     @property
     def scope_prefix(self) -> TrackNamespace:
@@ -156,90 +148,6 @@ class Store:
         return TrackNamespace((PROFILE, self._scope_key.scope_id))
 
     # -- ways to the outside ---------------------------------------------------------------------
-
-    async def listen(
-        self,
-        host: str,
-        port: int,
-        *,
-        tls: ServerTls,
-        quic: QuicSettings | None = None,
-        config: SessionConfig | None = None,
-        on_connection: Callable[[MoqtConnection], None] | None = None,
-        authority: Authority | None = None,
-        guests: Guests | None = None,
-    ) -> tuple[str, int]:
-        """Accept sessions of consumers and relays.
-
-        ``authority`` is asked about each session and each request; None: everything is allowed.
-        ``guests`` counts what each peer has; by default one with the limits that it comes with.
-
-        Returns:
-            Address and UDP port, for ``port`` 0 the one that was free.
-
-        Raises:
-            ConfigError: If the address cannot be bound or a certificate file cannot be used.
-        """
-        try:
-            server = await serve(
-                host,
-                port,
-                tls=tls,
-                handler=self._handler,
-                quic=quic,
-                config=config,
-                on_connection=on_connection,
-                authority=authority,
-                guests=guests,
-            )
-        except (OSError, TlsSettingsError) as exc:
-            raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
-        self._servers.append(server)
-        log.info(LogEvent.LISTENING, host=server.address[0], port=server.address[1])
-        return server.address
-
-    def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on; sessions go on.
-
-        Raises:
-            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
-        """
-        for server in self._servers:
-            server.identify(tls)
-
-    def ask_again(self) -> None:
-        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
-        for server in self._servers:
-            server.ask_again()
-
-    def announce_at(
-        self,
-        uri: str,
-        *,
-        tls: ClientTls | None = None,
-        quic: QuicSettings | None = None,
-        config: SessionConfig | None = None,
-    ) -> Relay:
-        """Dial a relay, and keep announced there what is held whole.
-
-        Raises:
-            ConfigError: If the URI or a file of ``tls`` cannot be used; the message names it.
-        """
-        tls = _checked(uri, tls)
-        relay = Relay(
-            uri,
-            self.depot.whole,
-            self._handler,
-            self.depot.counters,
-            tls=tls,
-            quic=quic,
-            config=config,
-            connect_timeout_s=self._options.connect_timeout_s,
-            request_timeout_s=self._options.request_timeout_s,
-        )
-        self._relays.append(relay)
-        relay.start(self._tasks)
-        return relay
 
     def follow(
         self,
@@ -270,7 +178,7 @@ class Store:
         upstreams = [
             Upstream(
                 uri,
-                tls=_checked(uri, tls),
+                tls=checked(uri, tls),
                 quic=quic,
                 config=config,
                 connect_timeout_s=self._options.connect_timeout_s,
@@ -322,22 +230,6 @@ class Store:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        await asyncio.gather(
-            *(
-                server.close(goaway_timeout_s=drain_s, drain_s=min(drain_s, CLOSE_S))
-                for server in self._servers
-            ),
-            *(relay.close(drain_s) for relay in self._relays),
-        )
+        await self._stop_serving(drain_s)
         self._handler.close()
         log.info(LogEvent.STOPPED, counters=repr(self.depot.counters))
-
-
-def _checked(uri: str, tls: ClientTls | None) -> ClientTls:
-    tls = tls or ClientTls()
-    try:
-        MoqtUri.parse(uri)
-        check_client_tls(tls)
-    except ValueError as exc:
-        raise ConfigError(f"{uri}: {exc}") from None
-    return tls

@@ -4,7 +4,6 @@ Its parts, each in a file of its own: the handle that fills a publication, what 
 answers to requests, and relays. Here are the listener, and the beginning and the end of it all.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from kvcs.producer.publication import (
     Encoding,
     Publication,
 )
-from kvcs.producer.relay import CLOSE_S, Relay
+from kvcs.producer.serving import Serving
 from kvcs.producer.workers import Workers
 from kvcs.profile.naming import PublicationName, new_publication_id
 from kvcs.profile.signing import ProducerKey
@@ -37,20 +36,6 @@ from kvcs.store.source import BlockSource
 from kvcs.telemetry import Counters, LogEvent
 from kvcs.trust.scope import Scope
 from kvcs.trust.sealing import Sealing
-from moqt.aio import (
-    ClientTls,
-    MoqtConnection,
-    MoqtUri,
-    QuicSettings,
-    Server,
-    ServerTls,
-    TlsSettingsError,
-    serve,
-)
-from moqt.aio.tls import check_client_tls
-from moqt.authority import Authority
-from moqt.session.config import SessionConfig
-from moqt.session.guests import Guests
 
 log = structlog.get_logger("kvcs.producer")
 T = TypeVar("T")
@@ -108,7 +93,7 @@ class ProducerOptions:
         )
 
 
-class Producer:
+class Producer(Serving):
     """Publishes caches and serves them. An asynchronous context manager.
 
     Args:
@@ -152,10 +137,14 @@ class Producer:
         )
         self._handler = ServingHandler(self._holdings, self.counters)
         self._workers = Workers()
-        self._servers: list[Server] = []
-        self._relays: list[Relay] = []
         self._stack = AsyncExitStack()
-        self._tasks = asyncio.TaskGroup()
+        super().__init__(
+            self._handler,
+            self.answers.directory,
+            self.counters,
+            connect_timeout_s=options.connect_timeout_s,
+            request_timeout_s=options.request_timeout_s,
+        )
 
     @property
     def scope_key(self) -> ScopeKey:
@@ -171,101 +160,6 @@ class Producer:
     def octets_held(self) -> int:
         """Payload octets held, and reserved for layers that are being added."""
         return self._holdings.budget.used
-
-    # -- ways to the outside ---------------------------------------------------------------------
-
-    async def listen(
-        self,
-        host: str,
-        port: int,
-        *,
-        tls: ServerTls,
-        quic: QuicSettings | None = None,
-        config: SessionConfig | None = None,
-        on_connection: Callable[[MoqtConnection], None] | None = None,
-        authority: Authority | None = None,
-        guests: Guests | None = None,
-    ) -> tuple[str, int]:
-        """Accept sessions.
-
-        ``on_connection`` is called with each new one, ahead of its SETUP; for figures.
-        ``authority`` is asked about each session and each request; None: everything is allowed.
-        ``guests`` counts what each peer has; by default one with the limits that it comes with.
-
-        Returns:
-            Address and UDP port, for ``port`` 0 the one that was free.
-
-        Raises:
-            ConfigError: If the address cannot be bound or a certificate file cannot be used;
-                the message names it.
-        """
-        try:
-            server = await serve(
-                host,
-                port,
-                tls=tls,
-                handler=self._handler,
-                quic=quic,
-                config=config,
-                on_connection=on_connection,
-                authority=authority,
-                guests=guests,
-            )
-        except (OSError, TlsSettingsError) as exc:
-            raise ConfigError(f"cannot listen on {host} port {port}: {exc}") from None
-        self._servers.append(server)
-        log.info(LogEvent.LISTENING, host=server.address[0], port=server.address[1])
-        return server.address
-
-    def identify(self, tls: ServerTls) -> None:
-        """Show another certificate to those who connect from now on; sessions go on.
-
-        Raises:
-            TlsSettingsError: If a file of ``tls`` cannot be used; then nothing changes.
-        """
-        for server in self._servers:
-            server.identify(tls)
-
-    def ask_again(self) -> None:
-        """Have the authority asked again about all that goes on: something was revoked, perhaps."""
-        for server in self._servers:
-            server.ask_again()
-
-    def announce_at(
-        self,
-        uri: str,
-        *,
-        tls: ClientTls | None = None,
-        quic: QuicSettings | None = None,
-        config: SessionConfig | None = None,
-    ) -> Relay:
-        """Dial a relay, and keep every publication announced there from now on.
-
-        The connection is made in the background, and made again whenever it is lost.
-
-        Raises:
-            ConfigError: If the URI or a file of ``tls`` cannot be used; the message names it.
-        """
-        tls = tls or ClientTls()
-        try:
-            MoqtUri.parse(uri)
-            check_client_tls(tls)
-        except ValueError as exc:
-            raise ConfigError(f"relay {uri}: {exc}") from None
-        relay = Relay(
-            uri,
-            self.answers.directory,
-            self._handler,
-            self.counters,
-            tls=tls,
-            quic=quic,
-            config=config,
-            connect_timeout_s=self._options.connect_timeout_s,
-            request_timeout_s=self._options.request_timeout_s,
-        )
-        self._relays.append(relay)
-        relay.start(self._tasks)
-        return relay
 
     # -- publishing ------------------------------------------------------------------------------
 
@@ -379,13 +273,7 @@ class Producer:
             log.info(LogEvent.STOPPING, drain_s=drain_s)
         self._holdings.stop()
         self._expiry.cancel()
-        await asyncio.gather(
-            *(
-                server.close(goaway_timeout_s=drain_s, drain_s=min(drain_s, CLOSE_S))
-                for server in self._servers
-            ),
-            *(relay.close(drain_s) for relay in self._relays),
-        )
+        await self._stop_serving(drain_s)
         self._holdings.drop_all()
         if begun:
             log.info(LogEvent.STOPPED, counters=repr(self.counters))

@@ -77,6 +77,7 @@ SHELL = (
     "kvcs.producer.holdings",
     "kvcs.producer.listing",
     "kvcs.producer.relay",
+    "kvcs.producer.serving",
     "kvcs.producer.workers",
     "kvcs.consumer.discovery",
     "kvcs.consumer.download",
