@@ -14,8 +14,6 @@ from kvcs.errors import ConfigError
 from kvcs.measurement import Measurement
 from kvcs.store.source import MODEL_SHAPES, ModelShape
 
-NAME = "advise"
-HELP = "tell whether fetching a cache beats computing it again"
 DESCRIPTION = """\
 Compare the time to fetch the KV cache of a prefix with the time to compute it: at which length
 fetching begins to win, and what both take for prefixes of 1k to 128k tokens. It opens no

@@ -28,8 +28,6 @@ from kvcs.telemetry import set_up_logging
 from kvcs.trust.scope import Scope
 from moqt.aio import ClientTls, MoqtUri
 
-NAME = "bench"
-HELP = "measure what a link, an engine and a codec give"
 DESCRIPTION = """\
 Retrieve a synthetic cache again and again, every object verified, and tell how fast it comes. Both
 ends are told the same shape, size and codec; --serve says what to run at the other one.

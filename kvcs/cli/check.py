@@ -9,8 +9,6 @@ from kvcs.cli.output import Output
 from kvcs.config import SETTINGS, CommonSettings, add_settings, settings_from
 from kvcs.errors import ConfigError
 
-NAME = "check"
-HELP = "tell what a command would accept with its settings, and why not"
 DESCRIPTION = """\
 Read the settings of another command, from the same flags, environment and file, and all files that
 they name, and tell what it would show, whom it would believe and who may come in. Nothing is

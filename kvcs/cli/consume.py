@@ -17,8 +17,6 @@ from kvcs.cli.retrieving import (
 from kvcs.config import ConsumerSettings, add_settings, settings_from
 from kvcs.telemetry import set_up_logging
 
-NAME = "consume"
-HELP = "retrieve the KV cache of a prompt, layer by layer"
 DESCRIPTION = """\
 Compute the names that a descriptor and tokens give a KV cache, find a publication of it at a
 relay or producer, retrieve it, verify every object, and tell layer by layer what can be computed

@@ -26,8 +26,6 @@ from kvcs.kvsp.codecs import RAW, Codec
 from kvcs.kvsp.standard import STANDARD, standard_codecs
 from kvcs.store.source import BlockSource, SafetensorsSource
 
-NAME = "demo"
-HELP = "stream a real cache to two consumers on this machine, and watch"
 DESCRIPTION = """\
 Stream a KV cache on loopback from one producer through a relay to two consumers, each a process of
 its own: one from the start, one that joins in the middle of production. Certificates and keys are

@@ -23,8 +23,6 @@ from kvcs.errors import BadName, ConfigError
 from kvcs.profile.naming import PublicationName
 from kvcs.telemetry import set_up_logging
 
-NAME = "fetch"
-HELP = "retrieve a finished KV cache, or some layers and blocks of it"
 DESCRIPTION = """\
 Retrieve a KV cache that has been published, or a part of it: nothing else is asked for than is
 wanted. Every object is verified. What is not there is told line by line, and the exit status is 8

@@ -18,8 +18,6 @@ from kvcs.link import server_tls
 from kvcs.telemetry import Counters, LogEvent, set_up_logging
 from moqt.aio import ServerTls
 
-NAME = "index"
-HELP = "tell who holds which blocks, and which publication covers most of a prompt"
 DESCRIPTION = """\
 Keep a list of who holds which blocks, over HTTPS: publications at relays and producers, and block
 services. Holders register under a lease and renew it; consumers ask for the Block Keys of their

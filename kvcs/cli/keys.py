@@ -23,8 +23,6 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey, anchor_key, block_keys_sha256
 from kvcs.profile.naming import PROFILE
 
-NAME = "keys"
-HELP = "print the identifiers of a descriptor and tokens; make scopes and keys"
 DESCRIPTION = f"""
 Print the identifiers that a descriptor and tokens have in a scope. Two hosts that print the
 same can use each other's caches; where they differ, the first line that differs says why:

@@ -1,68 +1,41 @@
-"""``kvcs``: the parser, the dispatch to subcommands, and the exit codes."""
+"""``kvcs``: the parser, and the dispatch to subcommands."""
 
 import argparse
 import asyncio
+import importlib
 import os
 import sys
 import textwrap
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 import uvloop
 
-from kvcs import __version__, errors
-from kvcs.cli import (
-    advise,
-    bench,
-    check,
-    consume,
-    demo,
-    fetch,
-    index,
-    keys,
-    ping,
-    produce,
-    relay,
-    show,
-    store,
-    token,
-)
-from kvcs.consumer.retrieval import Unreachable
+from kvcs import __version__
 from kvcs.garbage import collected_aside
 from moqt import DRAFT
-from moqt.aio import TlsSettingsError
-from moqt.errors import MoqtError
 
-#: In the order in which ``kvcs --help`` lists them.
-SUBCOMMANDS: tuple[ModuleType, ...] = (
-    demo, produce, consume, fetch, relay, store, index, ping, check, bench, advise, keys, token,
-    show,
-)  # fmt: skip
-
-#: Scripts branch on these, so they are part of the public interface. The first row that fits.
-EXIT_CODES: Mapping[type[Exception], int] = MappingProxyType(
+#: What each subcommand is for, in the order in which ``kvcs --help`` lists them. Each is the module
+#: of its name beside this one, which is imported when it is wanted: some take a second.
+SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        errors.ConfigError: 2,
-        TlsSettingsError: 2,
-        errors.NotFound: 3,
-        errors.BadManifest: 4,
-        errors.BadObject: 5,
-        errors.BadDescriptor: 6,
-        errors.BadName: 7,
-        errors.Incomplete: 8,
-        errors.PublicationFailed: 9,
-        errors.Expired: 10,
-        errors.ServiceFailed: 12,
-        errors.BadToken: 13,
-        Unreachable: 11,
-        errors.KvcsError: 1,
-        MoqtError: 11,
-        OSError: 11,
+        "demo": "stream a real cache to two consumers on this machine, and watch",
+        "produce": "publish a KV cache and serve it until stopped",
+        "consume": "retrieve the KV cache of a prompt, layer by layer",
+        "fetch": "retrieve a finished KV cache, or some layers and blocks of it",
+        "relay": "pass publications on between producers and consumers, and keep them",
+        "store": "keep publications on disk, and publish them again",
+        "index": "tell who holds which blocks, and which publication covers most of a prompt",
+        "ping": "ask a producer or relay whether it serves",
+        "check": "tell what a command would accept with its settings, and why not",
+        "bench": "measure what a link, an engine and a codec give",
+        "advise": "tell whether fetching a cache beats computing it again",
+        "keys": "print the identifiers of a descriptor and tokens; make scopes and keys",
+        "token": "issue authorization tokens, explain and check them",
+        "show": "explain an object, a manifest, a descriptor or a name",
     }
 )
-#: A mistake of ours: the one case in which a traceback is printed. EX_SOFTWARE of sysexits.h.
-EXIT_INTERNAL = 70
 #: 128 and the number of the signal, as shells say it.
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -98,20 +71,41 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"kvcs {__version__} (MOQT draft {DRAFT}, kvcs-1)"
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for module in SUBCOMMANDS:
-        about = textwrap.dedent(getattr(module, "DESCRIPTION", "")).strip()
+    commands = parser.add_subparsers(
+        required=True, metavar="COMMAND", title="commands", parser_class=_Subcommand
+    )
+    for name, purpose in SUBCOMMANDS.items():
         sub = commands.add_parser(
-            module.NAME,
-            help=module.HELP,
-            description=about or f"{module.HELP[:1].upper()}{module.HELP[1:]}.",
-            epilog=textwrap.dedent(getattr(module, "EPILOG", "")).strip() or None,
+            name,
+            help=purpose,
+            description=f"{purpose[:1].upper()}{purpose[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+        sub.module_name = name
     return parser
+
+
+class _Subcommand(argparse.ArgumentParser):
+    """The parser of a subcommand, which knows its arguments once it is used."""
+
+    #: Whose arguments are to be learnt; None once they are, and in the parsers below this one.
+    module_name: str | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.module_name is not None:
+            module, self.module_name = load(self.module_name), None
+            if about := textwrap.dedent(getattr(module, "DESCRIPTION", "")).strip():
+                self.description = about
+            self.epilog = textwrap.dedent(getattr(module, "EPILOG", "")).strip() or None
+            module.add_arguments(self)
+            self.set_defaults(run=module.run)
+        return super().parse_known_args(args, namespace)
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of a subcommand."""
+    return importlib.import_module(f"kvcs.cli.{name}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as exc:  # the outermost line of the program
+        from kvcs.cli.exits import report
+
         return report(exc)
     return status
 
@@ -142,42 +138,3 @@ async def _run(args: argparse.Namespace) -> int:
     async with collected_aside():
         status: int = await args.run(args)
     return status
-
-
-def report(exc: Exception) -> int:
-    """Say on standard error what went wrong, in one line for each cause; return the exit code.
-
-    What nobody expected is a mistake of this program, and is shown with its traceback.
-    """
-    leaves = list(_leaves(exc))
-    codes = [exit_code(leaf) for leaf in leaves]
-    if None in codes:
-        traceback.print_exception(exc)
-        print("kvcs: this is a mistake in kvcs itself, please report it", file=sys.stderr)
-        return EXIT_INTERNAL
-    for text in dict.fromkeys(_one_line(leaf) for leaf in leaves):
-        print(f"kvcs: {text}", file=sys.stderr)
-    return next(code for code in codes if code is not None)
-
-
-def exit_code(exc: BaseException) -> int | None:
-    """Return the exit code of an exception, ``None`` if nobody expected it."""
-    return next((code for kind, code in EXIT_CODES.items() if isinstance(exc, kind)), None)
-
-
-def _leaves(exc: BaseException) -> Iterator[BaseException]:
-    """Yield what failed, out of the groups that task groups make of it."""
-    if isinstance(exc, BaseExceptionGroup):
-        for inner in exc.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield exc
-
-
-def _one_line(exc: BaseException) -> str:
-    if isinstance(exc, TimeoutError) and not str(exc):
-        return "the other end did not answer in time"
-    if isinstance(exc, OSError) and exc.strerror:
-        where = f"{exc.filename}: " if exc.filename else ""
-        return f"{where}{exc.strerror}"
-    return " ".join(str(exc).split()) or type(exc).__name__

@@ -13,8 +13,6 @@ from moqt.aio import ClientTls, MoqtUri, connect
 from moqt.codepoints import SessionErrorCode
 from moqt.errors import SessionClosed
 
-NAME = "ping"
-HELP = "ask a producer or relay whether it serves"
 DESCRIPTION = """\
 Open a MOQT session, handshake and SETUP on both sides, and close it again. For health checks: the
 exit status tells whether sessions are taken, within --connect-timeout-s.

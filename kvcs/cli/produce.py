@@ -33,8 +33,6 @@ from kvcs.store.source import MODEL_SHAPES, BlockSource, SafetensorsSource, Synt
 from kvcs.telemetry import Counter, set_up_logging
 from kvcs.trust.producers import check_listed
 
-NAME = "produce"
-HELP = "publish a KV cache and serve it until stopped"
 DESCRIPTION = """\
 Publish one KV cache, layer by layer, and serve it until SIGINT or SIGTERM: to consumers that
 connect here (--listen), or through relays (--connect). On the first signal, sessions have

@@ -22,8 +22,6 @@ from kvcs.link import (
 from kvcs.telemetry import set_up_logging
 from moqt.relay.server import Relay, RelayOptions
 
-NAME = "relay"
-HELP = "pass publications on between producers and consumers, and keep them"
 DESCRIPTION = """\
 Listen for producers and consumers, and pass on what the ones publish to the others that want it:
 each object comes once from its producer and goes to every consumer, also to those that come when

@@ -41,8 +41,6 @@ from kvcs.profile.payload import MAGIC, Block, Header
 from kvcs.profile.signing import read_unverified, trusted_keys, verify_manifest
 from moqt.names import TrackNamespace
 
-NAME = "show"
-HELP = "explain an object, a manifest, a descriptor or a name"
 DESCRIPTION = """
 Explain what somebody handed you: the payload of an Object, a manifest (JSON or COSE), a
 Compatibility Descriptor, a Track Namespace or a Full Track Name. What is broken is shown as far

@@ -33,8 +33,6 @@ from kvcs.telemetry import set_up_logging
 from kvcs.trust.scope import Scope
 from moqt.names import TrackNamespace
 
-NAME = "store"
-HELP = "keep publications on disk, and publish them again"
 DESCRIPTION = """\
 Follow what producers publish, directly or at relays (--connect), keep it in FOLDER, and publish it
 again, octet for octet and under the same Publication IDs: to those who connect here (--listen), or

@@ -41,8 +41,6 @@ from kvcs.trust.tokens import (
 from moqt.authority import Action, Bearer, Denied
 from moqt.wire.token import AuthorizationToken
 
-NAME = "token"
-HELP = "issue authorization tokens, explain and check them"
 DESCRIPTION = """
 Authorization tokens say who may do what at a relay, a producer or a store: which actions, in
 which scope, until when. An issuer signs them with its private key; servers have the public one

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from kvcs.advice import CODECS
+from kvcs.cli.exits import EXIT_CODES, EXIT_INTERNAL
 from kvcs.cli.main import (
     EXIT_BROKEN_PIPE,
-    EXIT_CODES,
-    EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     SUBCOMMANDS,
@@ -80,7 +79,7 @@ def test_every_shown_command_is_one_that_the_parser_takes() -> None:
 def test_the_commands_are_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     named = [row[0].strip("`").removeprefix("kvcs ") for row in rows("command")]
 
-    assert sorted(named) == sorted(module.NAME for module in SUBCOMMANDS)
+    assert sorted(named) == sorted(SUBCOMMANDS)
     for name in named:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])

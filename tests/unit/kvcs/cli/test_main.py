@@ -10,6 +10,7 @@ import pytest
 
 from kvcs import errors
 from kvcs.cli import main as cli
+from kvcs.cli.exits import EXIT_CODES, EXIT_INTERNAL
 from kvcs.consumer.retrieval import Unreachable
 from moqt.aio import TlsSettingsError
 from moqt.authority import Denial
@@ -25,8 +26,14 @@ def command(*failure: BaseException, status: int = 0) -> ModuleType:
             raise exc
         return status
 
-    module.__dict__.update(NAME="fail", HELP="fail", add_arguments=_no_arguments, run=run)
+    module.__dict__.update(add_arguments=_no_arguments, run=run)
     return module
+
+
+def the_only_one(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Have no other subcommand but ``fail``."""
+    monkeypatch.setattr(cli, "SUBCOMMANDS", {"fail": "fail"})
+    monkeypatch.setattr(cli, "load", {"fail": module}.__getitem__)
 
 
 def _no_arguments(_parser: ArgumentParser) -> None:
@@ -63,7 +70,7 @@ def test_each_failure_has_its_exit_code_and_its_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "SUBCOMMANDS", (command(failure),))
+    the_only_one(monkeypatch, command(failure))
 
     assert cli.main(["fail"]) == code
     out, err = capsys.readouterr()
@@ -79,7 +86,7 @@ def test_every_error_of_kvcs_has_an_exit_code_of_its_own() -> None:
         if isinstance(value, type) and issubclass(value, errors.KvcsError)
     ]
 
-    codes = [cli.EXIT_CODES[kind] for kind in kinds]
+    codes = [EXIT_CODES[kind] for kind in kinds]
     assert len(set(codes)) == len(codes) == 12
 
 
@@ -88,27 +95,35 @@ def test_the_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> N
         cli.main(["--help"])
 
     text = " ".join(capsys.readouterr().out.split()).partition("Exit status:")[2]
-    for code in {0, *cli.EXIT_CODES.values(), cli.EXIT_INTERNAL}:
+    for code in {0, *EXIT_CODES.values(), EXIT_INTERNAL}:
         assert f" {code} " in text
 
 
-@pytest.mark.parametrize("module", cli.SUBCOMMANDS, ids=lambda module: module.NAME)
-def test_every_subcommand_explains_itself(
-    module: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("name", cli.SUBCOMMANDS)
+def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        cli.main([module.NAME, "--help"])
+        cli.main([name, "--help"])
 
     out = capsys.readouterr().out
-    assert out.startswith(f"usage: kvcs {module.NAME}")
-    assert f"  kvcs {module.NAME} " in out, "the help has no example"
+    assert out.startswith(f"usage: kvcs {name}")
+    assert f"  kvcs {name} " in out, "the help has no example"
+
+
+def test_no_subcommand_is_imported_before_it_is_wanted() -> None:
+    code = (
+        "import sys; from kvcs.cli.main import make_parser; make_parser().format_help();"
+        "print(*[name for name in sys.modules if name.startswith(('kvcs.cli.', 'moqt.aio'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+
+    assert done.stdout.split() == ["kvcs.cli.main"]
 
 
 def test_what_failed_inside_a_task_group_is_told_like_anything_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inner = ExceptionGroup("inner", [errors.NotFound("nobody\nhas it"), errors.NotFound("gone")])
-    monkeypatch.setattr(cli, "SUBCOMMANDS", (command(ExceptionGroup("outer", [inner])),))
+    the_only_one(monkeypatch, command(ExceptionGroup("outer", [inner])))
 
     assert cli.main(["fail"]) == 3
     assert capsys.readouterr().err == "kvcs: nobody has it\nkvcs: gone\n"
@@ -117,7 +132,7 @@ def test_what_failed_inside_a_task_group_is_told_like_anything_else(
 def test_a_mistake_of_ours_shows_where_it_happened(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "SUBCOMMANDS", (command(ZeroDivisionError("oops")),))
+    the_only_one(monkeypatch, command(ZeroDivisionError("oops")))
 
     assert cli.main(["fail"]) == 70
     err = capsys.readouterr().err
@@ -128,14 +143,14 @@ def test_a_mistake_of_ours_shows_where_it_happened(
 def test_an_interrupt_is_told_by_the_exit_code_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "SUBCOMMANDS", (command(KeyboardInterrupt()),))
+    the_only_one(monkeypatch, command(KeyboardInterrupt()))
 
     assert cli.main(["fail"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
 def test_the_status_of_a_subcommand_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "SUBCOMMANDS", (command(status=4),))
+    the_only_one(monkeypatch, command(status=4))
 
     assert cli.main(["fail"]) == 4
 
