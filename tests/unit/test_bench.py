@@ -142,6 +142,7 @@ def test_a_case_that_needs_a_model_says_why_it_cannot_be_had(
         case.run(case, place, part("case").Options())
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_a_short_run_without_the_baseline_has_figures_and_says_what_is_missing() -> None:
     found = result_of(bench("objects-32k", "--mb", "2", "--pairs", "1", baseline="/nowhere"))

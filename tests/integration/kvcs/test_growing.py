@@ -133,6 +133,7 @@ def moments_of(chance: random.Random) -> list[int]:
     return [0, *in_segments, *appending, layers + APPENDED + 2]
 
 
+@pytest.mark.slow
 async def test_whoever_joins_at_any_moment_has_every_block_once_and_in_its_place(
     certificates: CertificateFiles,
 ) -> None:

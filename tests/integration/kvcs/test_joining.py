@@ -80,8 +80,8 @@ async def produce(handle: PublicationHandle, segments: tuple[int, ...]) -> Any:
     ("encodings", "segments", "signed", "seed"),
     [
         pytest.param(("raw",), (BLOCKS,), False, 1, id="k and v"),
-        pytest.param(("raw",), (BLOCKS,), True, 2, id="k and v, signed"),
-        pytest.param(("raw",), (2, 1, 2), False, 3, id="three segments"),
+        pytest.param(("raw",), (BLOCKS,), True, 2, id="k and v, signed", marks=pytest.mark.slow),
+        pytest.param(("raw",), (2, 1, 2), False, 3, id="three segments", marks=pytest.mark.slow),
         pytest.param(("kv.raw",), (2, 3), True, 4, id="joint, two segments, signed"),
     ],
 )

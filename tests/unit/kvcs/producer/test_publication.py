@@ -751,7 +751,7 @@ def test_who_comes_at_any_time_needs_no_more_than_twice_what_there_is_to_list() 
 
 
 def test_digests_are_not_listed_as_often_as_there_are_versions() -> None:
-    blocks = 160
+    blocks = 96
 
     every = grown(blocks, repeated_octets=1 << 30)
     once = grown(blocks, repeated_octets=0)
