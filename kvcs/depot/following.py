@@ -128,22 +128,18 @@ class Following:
 
     async def _bring(self, name: PublicationName) -> None:
         backoff = Backoff(_FIRST_AGAIN_S, _LAST_AGAIN_S)
+        was_given_up = False
         try:
             while (conn := next(iter(self._announced.get(name, ())), None)) is not None:
                 objects = self._objects(name)
                 async with self._at_once:
                     outcome = await self._bring_from(conn, name)
-                if outcome is Outcome.GIVEN_UP:
+                if outcome is Outcome.GIVEN_UP:  # so it says, and may lie: the others are asked
+                    was_given_up = True
                     self.gone(conn, name)
-                    if name in self._announced:
-                        continue  # one relay says so, which may lie; the others are asked
-                    self.depot.counters.add(Counter.PUBLICATIONS_REFUSED)
-                    self.depot.drop(name, "its producer gave it up")
-                    outcome = Outcome.REFUSED
+                    continue
                 if outcome is Outcome.REFUSED:
-                    self._refused[name] = None
-                    if len(self._refused) > MAX_ANNOUNCED:
-                        del self._refused[next(iter(self._refused))]
+                    self._refuse(name)
                 if outcome is not Outcome.PARTIAL:
                     self._announced.pop(name, None)
                     return
@@ -153,11 +149,20 @@ class Following:
                 if conn in announcers:  # the others first, next time
                     announcers[conn] = announcers.pop(conn)
                 await asyncio.sleep(backoff.next_s())
+            if was_given_up:
+                self.depot.counters.add(Counter.PUBLICATIONS_REFUSED)
+                self.depot.drop(name, "its producer gave it up")
+                self._refuse(name)
         except OSError as exc:
             if not self._failed.done():
                 self._failed.set_exception(exc)
         finally:
             del self._bringing[name]
+
+    def _refuse(self, name: PublicationName) -> None:
+        self._refused[name] = None
+        if len(self._refused) > MAX_ANNOUNCED:
+            del self._refused[next(iter(self._refused))]
 
     async def _bring_from(self, conn: MoqtConnection, name: PublicationName) -> Outcome:
         if conn.closed is not None:

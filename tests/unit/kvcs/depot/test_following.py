@@ -44,9 +44,13 @@ class Connection:
 
 
 class Upstreams:
-    """Connections by name, and what each brings of a publication, one time after the other."""
+    """Connections by name, and what each brings of a publication, one time after the other.
+
+    Who has nothing more to bring after a part announces it no more.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **outcomes: list[Outcome]) -> None:
+        self.follower: Following | None = None
         self.asked: list[str] = []
         self.connections: dict[str, Any] = {name: Connection(name) for name in outcomes}
         upstreams = self
@@ -59,15 +63,28 @@ class Upstreams:
 
             async def run(self) -> Outcome:
                 upstreams.asked.append(self._name)
-                return outcomes[self._name].pop(0)
+                outcome = outcomes[self._name].pop(0)
+                if not outcomes[self._name] and outcome is Outcome.PARTIAL:
+                    upstreams.withdraw(self._name)
+                return outcome
 
         monkeypatch.setattr(following, "Keeper", Keeper)
         monkeypatch.setattr(following, "_FIRST_AGAIN_S", 0.01)
 
+    def withdraw(self, name: str) -> None:
+        """An upstream announces it no more."""
+        assert self.follower is not None, "it has begun"
+        self.follower.gone(self.connections[name], ONE)
+
 
 async def brought(shop: Shop, upstreams: Upstreams) -> list[str]:
     """Have a publication brought; return who was asked for it."""
-    follower = Following(shop, None, (), at_once=1)  # type: ignore[arg-type]
+    follower = upstreams.follower = Following(
+        shop,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        (),
+        at_once=1,
+    )
     for connection in upstreams.connections.values():
         follower.appeared(connection, ONE)
     [task] = follower._bringing.values()
@@ -107,3 +124,13 @@ async def test_an_upstream_with_a_part_is_asked_again_behind_one_that_gave_up(
 
     assert await brought(shop, upstreams) == ["part", "liar", "part"]
     assert not shop.dropped
+
+
+async def test_what_was_given_up_and_is_announced_by_nobody_any_more_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = Shop()
+    upstreams = Upstreams(monkeypatch, one=[Outcome.GIVEN_UP], other=[Outcome.PARTIAL] * 3)
+
+    assert (await brought(shop, upstreams))[:2] == ["one", "other"]
+    assert shop.dropped == [ONE]
