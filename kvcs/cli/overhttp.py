@@ -1,4 +1,4 @@
-"""What commands do over HTTP: serve blocks, be listed at an index, ask either."""
+"""What a producer and a store do over HTTP: serve blocks, and be listed at an index."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -7,11 +7,10 @@ from typing import Self
 import structlog
 
 from kvcs.audit import AuditEvent, Outcome, note
+from kvcs.cli.clients import index_client
 from kvcs.cli.output import Output
 from kvcs.config import (
     Address,
-    ConsumerSettings,
-    IndexedSettings,
     ProducerSettings,
     StoreSettings,
 )
@@ -20,20 +19,18 @@ from kvcs.depot.blocks import StoredBlocks
 from kvcs.depot.daemon import Store
 from kvcs.depot.listing import StoreListing
 from kvcs.errors import ConfigError
-from kvcs.kvsp.http.blockclient import BlockClient
 from kvcs.kvsp.http.blockservice import BlockService
-from kvcs.kvsp.http.client import ClientOptions
 from kvcs.kvsp.http.holder import BlockHolder
 from kvcs.kvsp.http.indexclient import IndexClient
 from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.service import HttpService, ServiceOptions
-from kvcs.kvsp.http.tokens import TokenFile, read_token
+from kvcs.kvsp.http.tokens import TokenFile
 from kvcs.link import server_tls
 from kvcs.producer.blocks import PublishedBlocks
 from kvcs.producer.daemon import Producer
 from kvcs.producer.listing import Listing
 from kvcs.telemetry import Counters, LogEvent
-from moqt.aio import ClientTls, ServerTls
+from moqt.aio import ServerTls
 
 log = structlog.get_logger("kvcs")
 
@@ -206,56 +203,6 @@ class OverHttp:
                 "address of this machine alone is known"
             )
         return sessions, services
-
-
-def index_client(settings: IndexedSettings, scope_id: bytes) -> IndexClient | None:
-    """Return who asks and tells the index; ``None`` if there is none.
-
-    Raises:
-        ConfigError: If a file cannot be used; the message names it.
-    """
-    if settings.index_uri is None:
-        return None
-    assert settings.index_token_file is not None, "the settings see to that"
-    return IndexClient(
-        settings.index_uri,
-        read_token(settings.index_token_file),
-        scope_id,
-        tls=_tls(settings),
-        options=_options(settings),
-    )
-
-
-def block_clients(settings: ConsumerSettings) -> list[BlockClient]:
-    """Return who asks the block services.
-
-    Raises:
-        ConfigError: If a file cannot be used; the message names it.
-    """
-    if not settings.block_services:
-        return []
-    assert settings.block_token_file is not None, "the settings see to that"
-    token = read_token(settings.block_token_file)
-    return [
-        BlockClient(uri, token, tls=_tls(settings), options=_options(settings))
-        for uri in settings.block_services
-    ]
-
-
-def _tls(settings: IndexedSettings) -> ClientTls:
-    # The name that a relay's certificate shows, if that is set, is not a service's.
-    return ClientTls(
-        settings.ca_file,
-        not settings.insecure_skip_verify,
-        certificate_file=settings.client_certificate_file,
-        key_file=settings.client_key_file,
-    )
-
-
-def _options(settings: IndexedSettings) -> ClientOptions:
-    return ClientOptions(
-        connect_timeout_s=settings.connect_timeout_s, request_timeout_s=settings.request_timeout_s
-    )
 
 
 def renew_tokens(service: HttpService, path: object) -> None:

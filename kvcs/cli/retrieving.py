@@ -13,10 +13,10 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from kvcs.cli.clients import block_clients, index_client
 from kvcs.cli.inputs import descriptor_and_tokens, parse_json, parse_tokens, read_octets, shown_name
 from kvcs.cli.inputs import tokens_from as checked_tokens
 from kvcs.cli.output import Output
-from kvcs.cli.overhttp import block_clients, index_client
 from kvcs.cli.scopes import believed, turns
 from kvcs.config import ConsumerSettings
 from kvcs.consumer.events import Event, Failed, FailureReason, LayerReady
