@@ -27,6 +27,7 @@ from kvcs.trust.tokenfile import HeldToken, TokenFile
 from kvcs.trust.tokens import read_unverified
 from moqt.aio import ClientTls, EngineUnavailableError, MoqtUri, QuicSettings, ServerTls
 from moqt.aio.engine import check_engine
+from moqt.aio.tls import check_client_tls
 from moqt.names import TrackNamespace
 from moqt.session.config import SessionConfig
 from moqt.session.guests import GuestLimits, Guests
@@ -83,6 +84,22 @@ def why_not_there(uri: str, current: str, tls: ClientTls) -> str | None:
     if not tls.verify and target.host != MoqtUri.parse(current).host:
         return f"{target.host} is another host, and certificates are not verified"
     return None
+
+
+def check_target(uri: str, tls: ClientTls) -> None:
+    """See whether an endpoint can be dialled at all.
+
+    Raises:
+        ConfigError: If the URI is none, or a file of ``tls`` cannot be used.
+    """
+    try:
+        MoqtUri.parse(uri)
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from None
+    try:
+        check_client_tls(tls)
+    except ValueError as exc:
+        raise ConfigError(f"{uri}: {exc}") from None
 
 
 def quic_settings(settings: Settings) -> QuicSettings:

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from kvcs.consumer.events import FailureReason
 from kvcs.consumer.failures import Failure, session_refused
-from kvcs.errors import ConfigError
-from moqt.aio import ClientTls, MoqtConnection, MoqtUri, QuicSettings, open_connection
-from moqt.aio.tls import check_client_tls
+from kvcs.link import check_target
+from moqt.aio import ClientTls, MoqtConnection, QuicSettings, open_connection
 from moqt.errors import MoqtError, SessionClosed
 from moqt.session.config import SessionConfig
 
@@ -32,14 +31,7 @@ class ConnectionSpec:
         Raises:
             ConfigError: If the URI is none, or a file of ``tls`` cannot be used.
         """
-        try:
-            MoqtUri.parse(self.uri)
-        except ValueError as exc:
-            raise ConfigError(str(exc)) from None
-        try:
-            check_client_tls(self.tls)
-        except ValueError as exc:
-            raise ConfigError(f"{self.uri}: {exc}") from None
+        check_target(self.uri, self.tls)
 
 
 class Sessions:

@@ -18,7 +18,8 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import standard_codecs
-from kvcs.producer.serving import Serving, checked
+from kvcs.link import check_target
+from kvcs.producer.serving import Serving
 from kvcs.profile.naming import PROFILE
 from kvcs.profile.signing import PublicKey
 from kvcs.telemetry import Counters, LogEvent
@@ -175,10 +176,13 @@ class Store(Serving):
         for prefix in prefixes:
             if not self.scope_prefix.is_prefix_of(prefix):
                 raise ConfigError(f"prefix {prefix} is of another scope than {self.scope_prefix}")
+        tls = tls or ClientTls()
+        for uri in uris:
+            check_target(uri, tls)
         upstreams = [
             Upstream(
                 uri,
-                tls=checked(uri, tls),
+                tls=tls,
                 quic=quic,
                 config=config,
                 connect_timeout_s=self._options.connect_timeout_s,

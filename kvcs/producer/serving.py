@@ -9,20 +9,19 @@ from collections.abc import Callable
 import structlog
 
 from kvcs.errors import ConfigError
+from kvcs.link import check_target
 from kvcs.producer.handler import CountingHandler
 from kvcs.producer.relay import CLOSE_S, Relay
 from kvcs.telemetry import Counters, LogEvent
 from moqt.aio import (
     ClientTls,
     MoqtConnection,
-    MoqtUri,
     QuicSettings,
     Server,
     ServerTls,
     TlsSettingsError,
     serve,
 )
-from moqt.aio.tls import check_client_tls
 from moqt.authority import Authority
 from moqt.session.config import SessionConfig
 from moqt.session.discovery import NamespaceDirectory
@@ -131,13 +130,15 @@ class Serving:
         Raises:
             ConfigError: If the URI or a file of ``tls`` cannot be used; the message names it.
         """
+        tls = tls or ClientTls()
+        check_target(uri, tls)
         connect_timeout_s, request_timeout_s = self._timeouts
         relay = Relay(
             uri,
             self._announcing,
             self._answering,
             self._counting,
-            tls=checked(uri, tls),
+            tls=tls,
             quic=quic,
             config=config,
             connect_timeout_s=connect_timeout_s,
@@ -156,18 +157,3 @@ class Serving:
             ),
             *(relay.close(drain_s) for relay in self._relays),
         )
-
-
-def checked(uri: str, tls: ClientTls | None) -> ClientTls:
-    """Return what to dial an endpoint with.
-
-    Raises:
-        ConfigError: If the URI or a file of ``tls`` cannot be used; the message names it.
-    """
-    tls = tls or ClientTls()
-    try:
-        MoqtUri.parse(uri)
-        check_client_tls(tls)
-    except ValueError as exc:
-        raise ConfigError(f"{uri}: {exc}") from None
-    return tls

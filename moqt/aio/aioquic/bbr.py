@@ -209,6 +209,10 @@ class Bbr:
         """What the path delivers, in octets per second; 0 if that is not known yet."""
         return min(self._peak.value, self._rate_cap)
 
+    def pace(self, smoothed_rtt: float) -> float | None:
+        """Return :attr:`pacing_rate`: the model has an RTT of its own."""
+        return self.pacing_rate
+
     @property
     def pacing_rate(self) -> float | None:
         """Octets per second to send; None if nothing can be paced, or no RTT was measured yet."""

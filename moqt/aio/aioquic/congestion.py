@@ -30,6 +30,9 @@ ACKED = QuicDeliveryState.ACKED
 #: A queue on the path that is not made longer.
 QUEUE_S = 0.025
 
+#: How far the rate is above window / RTT, so that pacing does not limit (RFC 9002 Section 7.7).
+PACING_GAIN = 1.25
+
 #: Seconds after which the least RTT is measured anew; it counts for as long again.
 RTT_EPOCH_S = 60.0
 
@@ -150,6 +153,14 @@ class Reno(RenoCongestionControl):
             if self.queue_s > QUEUE_S and self.ssthresh is None:
                 self.ssthresh = self.congestion_window
 
+    def pace(self, smoothed_rtt: float) -> float | None:
+        """Return how many octets per second to send; None if nothing can be paced.
+
+        An end that takes long to read makes the RTT longer, and not the path: there the timer of
+        an end that takes as long would only be later than what acknowledgements ask for.
+        """
+        return None if self.is_short else PACING_GAIN * self.congestion_window / smoothed_rtt
+
 
 class Pacer(QuicPacketPacer):
     """Spaces packets out where that can work, and never stalls.
@@ -160,14 +171,12 @@ class Pacer(QuicPacketPacer):
     least an initial window (RFC 9002 Section 7.7).
     """
 
-    #: How far the rate is above window / RTT, so that pacing does not limit (RFC 9002 Section 7.7).
-    GAIN = 1.25
     #: How late a timer may be without a loss of rate.
     TIMER_S = 0.004
     #: What a socket buffer holds.
     buffer_octets = math.inf
 
-    def __init__(self, *, max_datagram_size: int, control: Reno | None = None) -> None:
+    def __init__(self, *, max_datagram_size: int, control: Reno | Bbr) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self._control = control
         self._rate: float | None = None
@@ -201,40 +210,14 @@ class Pacer(QuicPacketPacer):
             self._bucket -= octets or self._max_datagram_size
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """Take over a new window and RTT.
-
-        An end that takes long to read makes the RTT longer, and not the path: there the timer of
-        an end that takes as long would only be later than what acknowledgements ask for.
-        """
-        is_short = smoothed_rtt < PACING_FLOOR_S
-        if is_short or (self._control is not None and self._control.is_short):
-            self._rate = None
-        else:
-            self._pace(self.GAIN * congestion_window / smoothed_rtt)
-
-    def _pace(self, rate: float) -> None:
-        self._rate = rate
-        self._fit_bucket()
+        """Take over the rate that the controller has for its window, and an RTT."""
+        self._rate = self._control.pace(smoothed_rtt)
+        if self._rate is not None:
+            self._fit_bucket()
 
     def _fit_bucket(self) -> None:
         owed = min((self._rate or 0.0) * self.TIMER_S, self.buffer_octets)
         self._bucket_octets = max(initial_window(self._max_datagram_size), owed)
-
-
-class ModelPacer(Pacer):
-    """Spaces packets out at the rate of a model, on paths that are not too short for it."""
-
-    def __init__(self, *, max_datagram_size: int, model: Bbr) -> None:
-        super().__init__(max_datagram_size=max_datagram_size)
-        self._model = model
-
-    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """Take over the rate of the model, whatever the window."""
-        rate = self._model.pacing_rate
-        if rate is None:
-            self._rate = None
-        else:
-            self._pace(rate)
 
 
 class Recovery(QuicPacketRecovery):
@@ -407,11 +390,11 @@ def recovery_for(connection: QuicConnection, settings: QuicSettings) -> Recovery
         send_probe=connection._send_probe,
         logger=connection._logger,
     )
+    control: Reno | Bbr
     if settings.congestion_control == "bbr":
-        model = Bbr(max_datagram_size=octets)
-        recovery._cc, recovery._pacer = model, ModelPacer(max_datagram_size=octets, model=model)
+        control = Bbr(max_datagram_size=octets)
     else:
         control = Reno(max_datagram_size=octets)
-        recovery._cc = control
-        recovery._pacer = Pacer(max_datagram_size=octets, control=control)
+    recovery._cc = control
+    recovery._pacer = Pacer(max_datagram_size=octets, control=control)
     return recovery

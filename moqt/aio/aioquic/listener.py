@@ -176,7 +176,9 @@ class Listener:
 
     def _run(self) -> None:
         """Let each connection take something, and answer, once; and again if there is more."""
-        self._turn = None
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
         inboxes = self._inboxes
         while inboxes:
             for transport in inboxes.round():
@@ -185,7 +187,7 @@ class Listener:
                 transport.answer()
             if inboxes.octets <= MAX_WAITING_OCTETS:
                 break
-        if inboxes and self._turn is None:
+        if inboxes:
             self._turn = asyncio.get_running_loop().call_soon(self._run)
 
     def error_received(self, error: OSError) -> None:

@@ -145,9 +145,6 @@ class OutboundStreams(BaseConnection):
         self._bulk: deque[Outbound] = deque()
         self._blocked: dict[int, Outbound] = {}
         self._handed_over = 0  # octets of connection credit that written data uses or will use
-        self.is_held_back = False
-        """Whether more could have been handed over when it was last asked, but for what waits."""
-
         self.unacked = 0
 
     def write(self, stream_id: int, data: bytes | memoryview, fin: bool) -> None:
@@ -226,10 +223,17 @@ class OutboundStreams(BaseConnection):
         if not self.unacked:
             budget = max(budget, IDLE_BUDGET)
         credit = self._remote_max_data - self._handed_over - CONTROL_RESERVE
-        budget = max(0, min(budget, credit))
-        room = max(0, MAX_UNSENT - self.unacked + self._loss.bytes_in_flight)
-        self.is_held_back = room < budget
-        return min(budget, room)
+        return max(0, min(budget, credit, self._unsent_room))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much waits to be sent as may."""
+        return self._unsent_room <= 0
+
+    @property
+    def _unsent_room(self) -> int:
+        waiting: int = self.unacked - self._loss.bytes_in_flight
+        return MAX_UNSENT - waiting
 
     # Frames that say what may be sent
 

@@ -65,7 +65,6 @@ class AioquicTransport:
         self._turn: asyncio.Handle | None = None
         self._in_turn = False
         self._flush_wanted = False
-        self._has_written = False  # in this turn
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._last_ping = now = time.monotonic()
@@ -109,7 +108,6 @@ class AioquicTransport:
         """
         if not self._closing:
             self._connection.write(stream_id, data, fin)
-            self._has_written = True
             self._take_turn()
 
     def reset_stream(self, stream_id: int, code: int, *, after_delivery: bool = False) -> None:
@@ -233,16 +231,16 @@ class AioquicTransport:
         if self._over.is_set():
             return
         self._in_turn = True
-        self._has_written = False
         try:
             self._tell_events()
             if self._flush_wanted:
                 self._flush_wanted = False
                 if self._receiver is not None:
                     self._call(self._receiver.flush)
+            was_full = self._connection.is_full
             more = not self._over.is_set() and self._transmit()
-            if self._has_written and self._connection.is_held_back:
-                self._flush_wanted = True
+            if was_full and not self._connection.is_full:
+                self._flush_wanted = True  # for what was not taken for want of room
             self._look_for_end()
         finally:
             self._in_turn = False

@@ -254,7 +254,7 @@ async def test_a_probe_leaves_alone_and_data_right_behind_it(ends: Ends) -> None
         connection._path_mtu.refused(CEILING, now)
         connection._path_mtu.resumes_at = None
         window = connection._loss.congestion_window
-        connection._loss._pacer.update_rate(1, 0.0)  # nothing waits for its turn
+        connection._loss._pacer._rate = None  # nothing waits for its turn
         connection.write(6, bytes(2 * window), True)
         probe = connection.datagrams_to_send(now)
         had_more = connection.more_to_send
@@ -371,7 +371,7 @@ async def test_data_of_which_all_was_refused_leave_again_without_being_asked_for
         device.limit = 1452
         transport: Any = pair.client.transport
         connection_of(pair.client).write(6, bytes(10_000), True)
-        connection_of(pair.client)._loss._pacer.update_rate(1, 0.0)  # nothing waits for its turn
+        connection_of(pair.client)._loss._pacer._rate = None  # nothing waits for its turn
         transport._transmit()
 
         assert device.refused[-1] > 9000

@@ -241,18 +241,19 @@ scopes = pytest.mark.parametrize("protection", [None, Protection()], ids=["clear
 
 
 @pytest.mark.parametrize(
-    "protection",
+    ("seeds", "protection"),
     [
-        pytest.param(None, id="clear"),
+        pytest.param(range(8), None, id="clear"),
         # Some of these wait to the end of their deadline.
-        pytest.param(Protection(), id="sealed", marks=pytest.mark.slow),
+        pytest.param(range(20), None, id="clear, more", marks=pytest.mark.slow),
+        pytest.param(range(20), Protection(), id="sealed", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.timeout(180)
 async def test_whatever_a_relay_does_no_wrong_layer_is_told_and_it_ends(
-    certificates: CertificateFiles, protection: Protection | None
+    certificates: CertificateFiles, seeds: range, protection: Protection | None
 ) -> None:
-    assert_telling(await attempts(certificates, range(8), protection))
+    assert_telling(await attempts(certificates, seeds, protection))
 
 
 @pytest.mark.slow

@@ -594,7 +594,7 @@ def test_an_index_that_cannot_be_read_is_said_to_be_a_disk_that_fails(tmp_path: 
                 read()
 
 
-@pytest.mark.parametrize("end", [None, "text", b"", 0.5, -1, 1 << 70])
+@pytest.mark.parametrize("end", ["text", b"", 0.5, -1])
 def test_nothing_is_written_to_a_publication_of_which_the_end_is_not_known(
     tmp_path: Path, end: object
 ) -> None:
@@ -602,10 +602,9 @@ def test_nothing_is_written_to_a_publication_of_which_the_end_is_not_known(
         number = archive.open_publication(name(1), 1.0)
         keep(archive, number, item(0, 0))
     with contextlib.closing(Archive(tmp_path)) as archive:
-        with contextlib.suppress(sqlite3.IntegrityError, OverflowError):
-            archive._index.execute("UPDATE publications SET end = ?", (end,))
-            with pytest.raises(OSError, match="a row of its publications is damaged"):
-                keep(archive, number, item(0, 1))
+        archive._index.execute("UPDATE publications SET end = ?", (end,))
+        with pytest.raises(OSError, match="a row of its publications is damaged"):
+            keep(archive, number, item(0, 1))
 
         assert contents(archive, number) == expected(item(0, 0))
 

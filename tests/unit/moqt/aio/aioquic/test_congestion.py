@@ -20,7 +20,6 @@ from aioquic.tls import Epoch
 from moqt.aio.aioquic.bbr import Bbr
 from moqt.aio.aioquic.congestion import (
     RTT_EPOCH_S,
-    ModelPacer,
     Pacer,
     Recovery,
     Reno,
@@ -47,10 +46,19 @@ def packets_in(pacer: QuicPacketPacer, ticks: int, tick_s: float) -> int:
     return sent
 
 
+def paced(window: int, rtt: float, octets: int = OCTETS) -> Pacer:
+    """Return the pacer of a controller that has a window, on a path of an RTT."""
+    control = Reno(max_datagram_size=octets)
+    control.on_rtt_measurement(now=0.0, rtt=rtt)
+    control.congestion_window = window
+    pacer = Pacer(max_datagram_size=octets, control=control)
+    pacer.update_rate(window, rtt)
+    return pacer
+
+
 @pytest.mark.parametrize("window", [20_000, 1_000_000, 20_000_000])
 def test_the_pacer_lets_the_window_pass_per_round_trip(window: int) -> None:
-    pacer = Pacer(max_datagram_size=OCTETS)
-    pacer.update_rate(window, 0.050)
+    pacer = paced(window, 0.050)
 
     sent = packets_in(pacer, ticks=50, tick_s=0.001) * OCTETS
 
@@ -58,8 +66,7 @@ def test_the_pacer_lets_the_window_pass_per_round_trip(window: int) -> None:
 
 
 def test_the_pacer_says_when_to_come_again() -> None:
-    pacer = Pacer(max_datagram_size=OCTETS)
-    pacer.update_rate(100_000, 0.100)
+    pacer = paced(100_000, 0.100)
     while (again := pacer.next_send_time(1.0)) is None:
         pacer.update_after_send(1.0)
 
@@ -67,8 +74,7 @@ def test_the_pacer_says_when_to_come_again() -> None:
 
 
 def test_the_pacer_keeps_out_of_the_way_of_paths_too_short_for_timers() -> None:
-    pacer = Pacer(max_datagram_size=OCTETS)
-    pacer.update_rate(20_000_000, 0.0003)
+    pacer = paced(20_000_000, 0.0003)
     for _ in range(10_000):
         pacer.update_after_send(1.0)
 
@@ -93,8 +99,7 @@ def test_a_slow_reader_at_the_end_of_a_short_path_makes_it_no_longer(
 def test_no_more_leaves_at_once_than_an_initial_window_or_a_late_timer_owes(
     octets: int, window: int
 ) -> None:
-    pacer = Pacer(max_datagram_size=1200)
-    pacer.update_rate(window, 0.050)
+    pacer = paced(window, 0.050, 1200)
     pacer.resize(octets)
     burst = packets_in(pacer, ticks=1, tick_s=1.0) * octets
 
@@ -104,7 +109,7 @@ def test_no_more_leaves_at_once_than_an_initial_window_or_a_late_timer_owes(
 
 
 def test_no_more_leaves_at_once_than_a_socket_buffer_holds() -> None:
-    pacer = Pacer(max_datagram_size=1200)
+    pacer = paced(10_000_000, 0.010, 1200)
     pacer.buffer_octets = 100_000
     pacer.update_rate(10_000_000, 0.010)
 
@@ -112,8 +117,7 @@ def test_no_more_leaves_at_once_than_a_socket_buffer_holds() -> None:
 
 
 def test_a_small_packet_is_not_paced_as_if_it_were_a_full_one() -> None:
-    pacer = Pacer(max_datagram_size=16_000)
-    pacer.update_rate(32_000, 0.050)
+    pacer = paced(32_000, 0.050, 16_000)
     assert pacer.next_send_time(1.0) is None
     for _ in range(100):
         pacer.update_after_send(1.0, 40)
@@ -130,7 +134,7 @@ def test_aioquic_needs_it_while_its_own_pacer_stalls() -> None:
 
 def test_the_pacer_of_a_model_takes_the_rate_of_the_model() -> None:
     model = Bbr(max_datagram_size=OCTETS)
-    pacer = ModelPacer(max_datagram_size=OCTETS, model=model)
+    pacer = Pacer(max_datagram_size=OCTETS, control=model)
     pacer.update_rate(1_000_000, 0.050)
     assert not pacer.is_active  # nothing was measured yet
 
@@ -145,7 +149,7 @@ def test_the_pacer_of_a_model_takes_the_rate_of_the_model() -> None:
 
 def test_the_pacer_of_a_model_keeps_out_of_the_way_of_paths_too_short_for_timers() -> None:
     model = Bbr(max_datagram_size=OCTETS)
-    pacer = ModelPacer(max_datagram_size=OCTETS, model=model)
+    pacer = Pacer(max_datagram_size=OCTETS, control=model)
     model.on_rtt_measurement(now=0.0, rtt=0.0003)
     pacer.update_rate(20_000_000, 0.050)  # a queue, and not a long path
 
@@ -153,20 +157,19 @@ def test_the_pacer_of_a_model_keeps_out_of_the_way_of_paths_too_short_for_timers
 
 
 @pytest.mark.parametrize(
-    ("settings", "algorithm", "paces"),
+    ("settings", "algorithm"),
     [
-        (QuicSettings(), Reno, Pacer),
-        (QuicSettings(congestion_control="bbr"), Bbr, ModelPacer),
-        (QuicSettings(congestion_control="reno"), Reno, Pacer),
+        (QuicSettings(), Reno),
+        (QuicSettings(congestion_control="bbr"), Bbr),
+        (QuicSettings(congestion_control="reno"), Reno),
     ],
 )
-def test_the_settings_say_which_algorithm_it_is(
-    settings: QuicSettings, algorithm: type, paces: type
-) -> None:
+def test_the_settings_say_which_algorithm_it_is(settings: QuicSettings, algorithm: type) -> None:
     recovery = recovery_for(QuicConnection(configuration=QuicConfiguration()), settings)
 
     assert type(recovery._cc) is algorithm
-    assert type(recovery._pacer) is paces
+    assert type(recovery._pacer) is Pacer
+    assert recovery._pacer._control is recovery._cc
 
 
 # The window of NewReno
@@ -324,8 +327,9 @@ class Sent:
             peer_completed_address_validation=True,
             send_probe=lambda: None,
         )
-        self.recovery._cc = Reno(max_datagram_size=1200)
-        self.recovery._pacer = Pacer(max_datagram_size=1200)
+        control = Reno(max_datagram_size=1200)
+        self.recovery._cc = control
+        self.recovery._pacer = Pacer(max_datagram_size=1200, control=control)
         self.recovery.path_mtu = path_mtu
         self.space = QuicPacketSpace(is_application_data=True)
         self.recovery.spaces = [self.space]
