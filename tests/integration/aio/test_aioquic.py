@@ -557,6 +557,7 @@ async def test_what_was_held_back_is_handed_over_as_soon_as_there_is_room(
         transport._connection._loss._cc.congestion_window = 8 << 20
         # Not with an acknowledgement: none is heard.
         monkeypatch.setattr(transport, "feed", lambda data, size, address: None)
+        monkeypatch.setattr(transport, "answer", lambda: None)
         Pump(pair.client, 2 << 20, (6,))
         await pair.server.until(lambda: 6 in pair.server.fins)
 
