@@ -156,10 +156,13 @@ class Reno(RenoCongestionControl):
     def pace(self, smoothed_rtt: float) -> float | None:
         """Return how many octets per second to send; None if nothing can be paced.
 
-        An end that takes long to read makes the RTT longer, and not the path: there the timer of
-        an end that takes as long would only be later than what acknowledgements ask for.
+        Without an RTT, 0 here, there is no rate: packets may be lost before one was measured. An
+        end that takes long to read makes the RTT longer, and not the path: there the timer of an
+        end that takes as long would only be later than what acknowledgements ask for.
         """
-        return None if self.is_short else PACING_GAIN * self.congestion_window / smoothed_rtt
+        if self.is_short or smoothed_rtt <= 0:
+            return None
+        return PACING_GAIN * self.congestion_window / smoothed_rtt
 
 
 class Pacer(QuicPacketPacer):

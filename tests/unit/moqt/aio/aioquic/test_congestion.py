@@ -319,7 +319,7 @@ def test_aioquic_needs_it_while_its_own_window_grows_unused() -> None:
 class Sent:
     """A recovery, and the packets it was told of; one is acknowledged, a second after the last."""
 
-    def __init__(self, path_mtu: PathMtu | None = None) -> None:
+    def __init__(self, path_mtu: PathMtu | None = None, control: Reno | Bbr | None = None) -> None:
         self.recovery = Recovery(
             congestion_control_algorithm="reno",
             initial_rtt=0.1,
@@ -327,8 +327,7 @@ class Sent:
             peer_completed_address_validation=True,
             send_probe=lambda: None,
         )
-        control = Reno(max_datagram_size=1200)
-        self.recovery._cc = control
+        self.recovery._cc = control = control or Reno(max_datagram_size=1200)
         self.recovery._pacer = Pacer(max_datagram_size=1200, control=control)
         self.recovery.path_mtu = path_mtu
         self.space = QuicPacketSpace(is_application_data=True)
@@ -336,10 +335,11 @@ class Sent:
         self.now = 0.0
         self._number = 0
 
-    def send(self, octets: int, *, after_s: float = 0.001) -> int:
+    def send(self, octets: int, *, after_s: float = 0.001, eliciting: bool = True) -> int:
         self.now += after_s
         self._number += 1
         packet = packet_of(octets, self._number, self.now)
+        packet.is_ack_eliciting = packet.in_flight = eliciting
         self.recovery.on_packet_sent(packet=packet, space=self.space)
         return self._number
 
@@ -354,6 +354,21 @@ class Sent:
         self.recovery.on_ack_received(
             ack_rangeset=ranges, ack_delay=0.0, now=self.now, space=self.space
         )
+
+
+@pytest.mark.parametrize("algorithm", [Reno, Bbr])
+def test_what_is_lost_before_an_rtt_was_measured_leaves_nothing_to_pace_by(
+    algorithm: type[Reno | Bbr],
+) -> None:
+    # A peer asked nothing of an acknowledgement measures no RTT, but shows what was lost before.
+    sent = Sent(control=algorithm(max_datagram_size=1200))
+    sent.send(1200)
+    sent.ack([sent.send(100, eliciting=False) for _ in range(3)][-1])
+
+    assert sent.recovery.lost == 1
+    assert not sent.recovery._pacer.is_active
+    sent.ack(sent.send(1200))
+    assert sent.recovery._pacer.is_active
 
 
 def test_the_loss_of_a_probe_is_neither_congestion_nor_counted() -> None:
