@@ -19,7 +19,7 @@ from kvcs.kvsp.keys import ScopeKey
 from kvcs.lifecycle import run_until_stopped
 from kvcs.link import quic_settings
 from kvcs.producer.daemon import Producer, ProducerOptions
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.trust.scope import SUITES, Protection, Scope
 from moqt.aio import MoqtConnection, ServerTls
 from moqt.aio.tls import CertificateFiles, make_certificates

@@ -34,7 +34,7 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
-from kvcs.producer.publication import Segment
+from kvcs.producer.segment import Segment
 from kvcs.profile.signing import ProducerKey, trusted_keys
 from kvcs.store.sink import ArraySink
 from kvcs.telemetry import set_up_logging

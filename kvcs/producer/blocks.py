@@ -14,7 +14,8 @@ from kvcs.kvsp.http.names import BlockName
 from kvcs.kvsp.http.sealed import SealedLayer
 from kvcs.kvsp.layout import Component, Layout, Octets
 from kvcs.producer.answers import Answers
-from kvcs.producer.publication import Encoding, Publication, Segment
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding, Segment
 from kvcs.profile.naming import publisher_priority
 from kvcs.profile.payload import HEADER_OCTETS
 from moqt.codepoints import ObjectStatus

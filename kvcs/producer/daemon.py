@@ -22,12 +22,8 @@ from kvcs.producer.answers import Answers
 from kvcs.producer.handle import PublicationHandle
 from kvcs.producer.handler import ServingHandler
 from kvcs.producer.holdings import Holdings
-from kvcs.producer.publication import (
-    MAX_MANIFEST_EVERY,
-    REPEATED_OCTETS,
-    Encoding,
-    Publication,
-)
+from kvcs.producer.publication import MAX_MANIFEST_EVERY, REPEATED_OCTETS, Publication
+from kvcs.producer.segment import Encoding
 from kvcs.producer.serving import Serving
 from kvcs.producer.workers import Workers
 from kvcs.profile.naming import PublicationName, new_publication_id

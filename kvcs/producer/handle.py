@@ -15,13 +15,8 @@ from kvcs.errors import ConfigError
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.memory import give_back_freed
 from kvcs.producer.holdings import Holdings
-from kvcs.producer.publication import (
-    CopiedLayer,
-    PreparedLayer,
-    Publication,
-    Segment,
-    Tensor,
-)
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import CopiedLayer, PreparedLayer, Segment, Tensor
 from kvcs.producer.workers import Workers
 from kvcs.profile.naming import PublicationName
 from kvcs.store.source import BlockSource
@@ -179,7 +174,7 @@ class PublicationHandle:
         Args:
             layer: From 0, in order.
             k: ``[tokens, heads, dim]`` of the descriptor's element type, or raw octets; see
-                :meth:`Segment.copy <kvcs.producer.publication.Segment.copy>`.
+                :meth:`Segment.copy <kvcs.producer.segment.Segment.copy>`.
             v: The same for V.
             kv: Instead of both: the raw octets of K and V for each block.
             segment: Which pass; the one begun last by default.

@@ -17,7 +17,7 @@ from moqt.session.commands import (
     StreamId,
 )
 from moqt.session.config import Role, SessionConfig
-from moqt.session.events import Event, RequestId
+from moqt.session.events import Event, PeerLimited, RequestId
 from moqt.session.guard import Guard
 from moqt.session.guests import Guests, Visit
 from moqt.session.pace import Pace
@@ -142,6 +142,10 @@ class Context:
     def emit(self, event: Event) -> None:
         """Tell the application."""
         self.events.append(event)
+
+    def limited(self, reason: str) -> None:
+        """Tell the application that the peer passed a limit."""
+        self.emit(PeerLimited(who=self.guard.whose(), reason=reason))
 
     def send(self, stream_id: StreamId, message: Message, *, fin: bool = False) -> None:
         """Send one control message at once."""

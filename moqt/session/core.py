@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
-from moqt.authority import Authority, Denied
+from moqt.authority import Authority
 from moqt.codepoints import (
     GroupOrder,
     PublishDoneCode,
@@ -20,6 +20,8 @@ from moqt.codepoints import (
 from moqt.codepoints import ParameterType as P
 from moqt.errors import ProtocolError, UsageError
 from moqt.names import FullTrackName, TrackNamespace
+from moqt.session.admission import Admission
+from moqt.session.arrivals import Arrivals
 from moqt.session.commands import CloseSession, Command, StreamId
 from moqt.session.config import Role, SessionConfig
 from moqt.session.context import GUARD_TIMER, Context
@@ -34,41 +36,30 @@ from moqt.session.discovery import (
 )
 from moqt.session.events import (
     Event,
-    FetchReceived,
     ObjectPiece,
     ObjectReceived,
-    PeerLimited,
-    PublishNamespaceReceived,
-    PublishReceived,
     RequestId,
     SessionTerminated,
-    SubscribeNamespaceReceived,
-    SubscribeReceived,
-    SubscribeTracksReceived,
-    Tokens,
-    TrackStatusReceived,
 )
 from moqt.session.fetching import OwnFetch, OwnTrackStatus, PeerFetch, PeerTrackStatus
-from moqt.session.guard import REQUEST_CODES, SESSION_CODES, Question
-from moqt.session.guests import Busy, Guests
-from moqt.session.halves import HalfMessages
+from moqt.session.guard import SESSION_CODES
+from moqt.session.guests import Guests
 from moqt.session.localtrack import LocalTrack
 from moqt.session.publisher import OwnPublication, PeerSubscription, Publisher
+from moqt.session.registry import Requests
 from moqt.session.requests import (
     OwnRequest,
     PeerRequest,
     RequestIds,
     RequestStream,
-    overlaps,
     shortened,
 )
 from moqt.session.sendqueue import Credit, Flow, SendQueue
-from moqt.session.streams import StreamIds, is_opened_by, is_unidirectional
+from moqt.session.streams import StreamIds, is_unidirectional
 from moqt.session.subscriber import OwnSubscription, PeerPublication, Subscriber
-from moqt.session.tokens import UnknownTokenAlias
 from moqt.session.tracks import OwnTracks, PeerTracks
 from moqt.wire.filters import FillParameters, LocationFilter, RangeFilter, filter_defect
-from moqt.wire.framing import REQUESTS, MessageBuffer, encode_message
+from moqt.wire.framing import encode_message
 from moqt.wire.messages.base import Message
 from moqt.wire.messages.fetch import Fetch
 from moqt.wire.messages.namespace import PublishNamespace, SubscribeNamespace, SubscribeTracks
@@ -76,7 +67,6 @@ from moqt.wire.messages.publish import Publish
 from moqt.wire.messages.request import RequestUpdate
 from moqt.wire.messages.setup import Setup
 from moqt.wire.messages.subscribe import Subscribe, TrackStatus
-from moqt.wire.pairs import mandatory_property
 from moqt.wire.parameters import ALLOWED, Parameters, Scope
 from moqt.wire.token import AuthorizationToken
 
@@ -150,12 +140,11 @@ class Session:
         self._delivery = Delivery(self._context, self._control_received)
         self._queue = SendQueue()
         self._next_alias = 1
-        self._requests: dict[RequestId, RequestStream] = {}
-        self._by_stream: dict[StreamId, RequestStream] = {}
-        self._opening: dict[StreamId, tuple[MessageBuffer, bool]] = {}
-        self._discarded: set[StreamId] = set()  # requests that were not even looked at
-        self._early_stops: dict[StreamId, int] = {}
-        self._half = HalfMessages(self._context, self._give_up_half)
+        self._requests = Requests()
+        admission = Admission(
+            self._context, self._ids, self._requests, self._control, self._delivery, self._queue
+        )
+        self._arrivals = Arrivals(self._context, self._requests, admission.take)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -172,7 +161,7 @@ class Session:
     @property
     def open_requests(self) -> int:
         """Requests of both sides that are alive."""
-        return len(self._requests)
+        return len(self._requests.by_id)
 
     @property
     def is_going_away(self) -> bool:
@@ -192,7 +181,7 @@ class Session:
     @property
     def peer_requests(self) -> int:
         """Requests of the peer that are alive."""
-        return sum(isinstance(r, PeerRequest) and not r.over for r in self._requests.values())
+        return self._requests.of_peer
 
     # -- doors: what happened on the wire --------------------------------------------------------
 
@@ -221,7 +210,7 @@ class Session:
         try:
             if not is_unidirectional(stream_id):
                 self._context.release(stream_id, len(data))
-                self._request_data(stream_id, data, fin)
+                self._arrivals.receive(stream_id, data, fin)
             elif self._control.is_peer_stream(stream_id):
                 self._control_received(stream_id, data, fin)
             else:
@@ -240,14 +229,9 @@ class Session:
         elif is_unidirectional(stream_id):
             with self._closing_on_violation():
                 self._delivery.reset(stream_id, code)
-        elif (request := self._by_stream.get(stream_id)) is not None:
-            with self._closing_on_violation():
-                request.reset_received(code)
-            self._forget_stream(request)
         else:
-            self._opening.pop(stream_id, None)
-            self._discarded.discard(stream_id)
-        self._half.forget(stream_id)
+            with self._closing_on_violation():
+                self._arrivals.reset(stream_id, code)
 
     def receive_stop_sending(self, stream_id: StreamId, code: int) -> None:
         """The peer wants no more of a stream. The transport has reset it already."""
@@ -261,15 +245,9 @@ class Session:
             if (sending := self._context.open_streams.ended(stream_id)) is not None:
                 source, flow = sending
                 source.stream_stopped(flow)
-        elif (request := self._by_stream.get(stream_id)) is not None:
+        else:
             with self._closing_on_violation():
-                request.stop_received(code)
-            self._forget_stream(request)
-        elif not is_opened_by(stream_id, self.role):
-            # Perhaps of a request that is still on its way: packets overtake each other.
-            self._early_stops[stream_id] = code
-            if len(self._early_stops) > _EARLY_STOPS:
-                del self._early_stops[next(iter(self._early_stops))]
+                self._arrivals.stop(stream_id, code)
 
     def receive_datagram(self, data: bytes) -> None:
         """Take one QUIC DATAGRAM."""
@@ -353,10 +331,9 @@ class Session:
         for request_id in context.ended:
             context.guard.forget(request_id)
             context.visit.done(request_id)
-            if (request := self._requests.pop(request_id, None)) is not None:
-                self._forget_stream(request)
+            self._requests.remove(request_id)
         context.ended.clear()
-        if self._control.goaway_received and not self._requests:
+        if self._control.goaway_received and not self._requests.by_id:
             self._terminate(SessionErrorCode.NO_ERROR, "going away", by_peer=False)
         events, context.events = context.events, []
         return events
@@ -368,7 +345,7 @@ class Session:
         """
         if self._terminated is not None:
             return
-        request = self._requests.get(event.request_id)
+        request = self._requests.by_id.get(event.request_id)
         owner = request if isinstance(request, _RECEIVERS) else None
         self._delivery.consumed(event, owner)
 
@@ -606,7 +583,7 @@ class Session:
             UsageError: If there is no such Established subscription, or the peer's limits forbid
                 the update. Nothing was sent.
         """
-        request = self._find(request_id, RequestStream)
+        request = self._requests.find(request_id, RequestStream)
         if not isinstance(request, Subscriber | OwnTracks):
             raise UsageError(f"no subscription {request_id}")
         self._check_filters(parameters)
@@ -632,7 +609,7 @@ class Session:
             UsageError: If there is no such request, or the peer's limits forbid the update.
                 Nothing was sent.
         """
-        request = self._find(request_id, RequestStream)
+        request = self._requests.find(request_id, RequestStream)
         if not isinstance(request, OwnRequest | Subscriber):
             raise UsageError(f"no request {request_id} of ours goes on")
         shown = self._context.wallet.to_show(tokens, register=False)
@@ -656,7 +633,7 @@ class Session:
         For a request of the peer: revoke it; for a PUBLISH of the peer: unsubscribe. Nothing
         happens if it is over already.
         """
-        request = self._find(request_id, RequestStream)
+        request = self._requests.find(request_id, RequestStream)
         if isinstance(request, OwnRequest | Subscriber):
             request.cancel()
         elif isinstance(request, PeerRequest):
@@ -669,7 +646,7 @@ class Session:
 
     def accept_subscribe(self, request_id: RequestId, track: LocalTrack) -> bool:
         """Serve a subscription from ``track``: SUBSCRIBE_OK, the fill, what is published."""
-        request = self._unanswered(request_id, PeerSubscription)
+        request = self._requests.unanswered(request_id, PeerSubscription)
         if request is not None:
             self._next_alias += 1
             request.accept(track, self._next_alias - 1)
@@ -681,7 +658,7 @@ class Session:
         What its publisher has sent already is delivered. If it began paused, ``update`` with
         FORWARD 1 has it send. ``pieces`` as in :meth:`subscribe`.
         """
-        request = self._unanswered(request_id, PeerPublication)
+        request = self._requests.unanswered(request_id, PeerPublication)
         if request is not None:
             request.pieces = pieces
             with self._closing_on_violation():
@@ -690,7 +667,7 @@ class Session:
 
     def accept_tracks(self, request_id: RequestId) -> bool:
         """Take a SUBSCRIBE_TRACKS; then ``publish`` what it asks for, now and later."""
-        request = self._unanswered(request_id, PeerTracks)
+        request = self._requests.unanswered(request_id, PeerTracks)
         if request is not None:
             request.accept()
         return request is not None
@@ -700,21 +677,21 @@ class Session:
 
         A range that holds nothing is refused INVALID_RANGE, and PeerRequestEnded follows.
         """
-        request = self._unanswered(request_id, PeerFetch)
+        request = self._requests.unanswered(request_id, PeerFetch)
         if request is not None:
             request.accept(track)
         return request is not None
 
     def accept_track_status(self, request_id: RequestId, track: LocalTrack) -> bool:
         """Answer a TRACK_STATUS."""
-        request = self._unanswered(request_id, PeerTrackStatus)
+        request = self._requests.unanswered(request_id, PeerTrackStatus)
         if request is not None:
             request.accept(track)
         return request is not None
 
     def accept_namespace(self, request_id: RequestId) -> bool:
         """Take a PUBLISH_NAMESPACE; PeerRequestEnded tells when it is withdrawn."""
-        request = self._unanswered(request_id, PeerNamespace)
+        request = self._requests.unanswered(request_id, PeerNamespace)
         if request is not None:
             request.accept()
         return request is not None
@@ -724,7 +701,7 @@ class Session:
 
         Too many matches are refused NAMESPACE_TOO_LARGE, and PeerRequestEnded follows.
         """
-        request = self._unanswered(request_id, PeerNamespaceSubscription)
+        request = self._requests.unanswered(request_id, PeerNamespaceSubscription)
         if request is not None:
             request.accept(directory)
         return request is not None
@@ -745,7 +722,7 @@ class Session:
             reason: For people; what does not fit 1024 octets is cut.
             retry_ms: Milliseconds after which a retry makes sense; None: never.
         """
-        request = self._unanswered(request_id, PeerRequest)
+        request = self._requests.unanswered(request_id, PeerRequest)
         if request is not None:
             request.reject(code, reason, retry_ms=retry_ms)
         return request is not None
@@ -756,8 +733,10 @@ class Session:
         By prefix and by the Track's Properties. A Track that was skipped is asked for no more,
         and for one that a SUBSCRIBE of the peer waits for, the answer to that is enough.
         """
-        request = self._find(request_id, PeerTracks)
-        return request is not None and request.wants(track) and not self._is_awaited(track)
+        request = self._requests.find(request_id, PeerTracks)
+        return (
+            request is not None and request.wants(track) and not self._requests.awaits(track.name)
+        )
 
     def publish_skipped(self, request_id: RequestId, track: LocalTrack) -> bool:
         """Tell that a Track which a SUBSCRIBE_TRACKS asks for will not be published for it.
@@ -765,7 +744,7 @@ class Session:
         Raises:
             UsageError: If it does not ask for the Track, or that was skipped before.
         """
-        request = self._find(request_id, PeerTracks)
+        request = self._requests.find(request_id, PeerTracks)
         if request is not None:
             request.skip(track)
         return request is not None
@@ -776,7 +755,7 @@ class Session:
         self, request_id: RequestId, code: PublishDoneCode, reason: str = ""
     ) -> bool:
         """End a subscription that we serve although its Track goes on."""
-        request = self._served(request_id)
+        request = self._requests.served(request_id)
         if request is not None:
             request.end(code, reason)
         return request is not None
@@ -787,12 +766,12 @@ class Session:
         Of what is live, whole or in parts; fills and fetches are not counted. 0 if there is no
         such subscription.
         """
-        request = self._served(request_id)
+        request = self._requests.served(request_id)
         return 0 if request is None else request.backlog
 
     def end_fetch(self, request_id: RequestId, code: StreamErrorCode) -> bool:
         """End a fetch that we serve by a reset: what it was not sent is not sent."""
-        request = self._find(request_id, PeerFetch)
+        request = self._requests.find(request_id, PeerFetch)
         if request is not None:
             request.end(code)
         return request is not None
@@ -803,7 +782,7 @@ class Session:
         A subscription or a fetch that we serve; None if it has nothing to send at the moment, or
         there is no such request. Whoever takes nothing waits at the same place for long.
         """
-        request = self._served(request_id) or self._find(request_id, PeerFetch)
+        request = self._requests.served(request_id) or self._requests.find(request_id, PeerFetch)
         return request.sent_octets if request is not None and request.has_waiting else None
 
     def notify_state(self, request_id: RequestId) -> bool:
@@ -811,7 +790,7 @@ class Session:
 
         Who is paused, or has filters, does not see it in what comes.
         """
-        request = self._served(request_id)
+        request = self._requests.served(request_id)
         if request is not None:
             request.notify_state()
         return request is not None
@@ -883,244 +862,25 @@ class Session:
         return self._ids.next_id(), self._context.stream_ids.bidi()
 
     def _begin(self, request: OwnRequest, message: Message) -> None:
-        self._requests[request.request_id] = request
-        self._by_stream[request.stream_id] = request
+        self._requests.add(request)
         parameters: Parameters = cast(Any, message).parameters
         self._context.wallet.shown(parameters.get(P.AUTHORIZATION_TOKEN, ()), request)
         request.send(message)
 
-    def _served(self, request_id: RequestId) -> Publisher | None:
-        request = self._find(request_id, Publisher)
-        return request if request is not None and request.is_served else None
-
     def _wanted(self, request_id: RequestId, track: LocalTrack) -> PeerTracks:
-        request = self._find(request_id, PeerTracks)
+        request = self._requests.find(request_id, PeerTracks)
         if request is None or not self.wants_track(request_id, track):
             raise UsageError(f"SUBSCRIBE_TRACKS {request_id} does not ask for {track.name}")
         return request
 
-    def _is_awaited(self, track: LocalTrack) -> bool:
-        return any(
-            isinstance(r, PeerSubscription) and not (r.answered or r.over) and r.track == track.name
-            for r in self._requests.values()
-        )
-
-    def _find(self, request_id: RequestId, kind: type[R]) -> R | None:
-        if self._terminated is not None:
-            return None
-        request = self._requests.get(request_id)
-        return request if isinstance(request, kind) and not request.over else None
-
-    def _unanswered(self, request_id: RequestId, kind: type[R]) -> R | None:
-        """Return a request of the peer that waits for its answer; None if it is gone.
-
-        Raises:
-            UsageError: If it is of another kind, or has been answered.
-        """
-        request = self._requests.get(request_id)
-        if request is None or request.over or self._terminated is not None:
-            return None
-        if not isinstance(request, kind):
-            raise UsageError(f"request {request_id} is a {request.kind.name}")
-        if getattr(request, "answered", False):
-            raise UsageError(f"request {request_id} has been answered")
-        return request
-
-    def _request_data(self, stream_id: StreamId, data: bytes, fin: bool) -> None:
-        request = self._by_stream.get(stream_id)
-        if request is not None:
-            request.receive(data, fin)
-            self._half.note(stream_id, request.half_octets)
-            self._forget_stream(request)
-            return
-        if is_opened_by(stream_id, self.role):
-            return  # a request of ours that is over
-        if stream_id in self._discarded:
-            if fin:
-                self._discarded.remove(stream_id)
-            return
-        buffer, _ = self._opening.get(stream_id, (MessageBuffer(), False))
-        buffer.feed(data)
-        self._opening[stream_id] = buffer, fin
-        if self._context.peer_setup is not None:
-            self._open_peer_request(stream_id)
-        elif self._too_much_waits():
-            self._discard(stream_id)
-
-    def _discard(self, stream_id: StreamId) -> None:
-        """Give up a request stream whose first message has not been read."""
-        _, fin = self._opening.pop(stream_id)
-        if not fin:
-            self._discarded.add(stream_id)
-            self._context.stop(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
-        self._context.reset(stream_id, StreamErrorCode.EXCESSIVE_LOAD)
-
-    def _give_up_half(self, stream_id: StreamId) -> None:
-        """Give up a request stream on which a message does not come to its end."""
-        self._limited("a message on a request stream did not come to its end")
-        if stream_id in self._opening:
-            self._discard(stream_id)
-        elif (request := self._by_stream.get(stream_id)) is not None and not request.over:
-            request.given_up(StreamErrorCode.EXCESSIVE_LOAD)
-
-    def _too_much_waits(self) -> bool:
-        """Whether the requests that came ahead of SETUP pass a limit."""
-        waiting, config = self._opening, self.config
-        return (
-            len(waiting) > config.max_parked_streams
-            or sum(buffer.pending for buffer, _ in waiting.values()) > config.max_parked_octets
-        )
-
-    def _open_peer_request(self, stream_id: StreamId) -> None:
-        buffer, fin = self._opening[stream_id]
-        message = next(buffer.messages(None), None)
-        if message is None:
-            if fin:
-                buffer.finish()
-                del self._opening[stream_id]
-                self._context.reset(stream_id, StreamErrorCode.CANCELLED)
-            else:
-                self._half.note(stream_id, buffer.pending)
-            return
-        del self._opening[stream_id]
-        if message.type not in REQUESTS:
-            raise ProtocolError(f"{message.type.name} opens a request stream")
-        request = self._peer_request(stream_id, message)
-        request.continue_with(buffer)
-        if (stopped := self._early_stops.pop(stream_id, None)) is not None:
-            request.stop_received(stopped)
-        request.receive(b"", fin)
-        self._half.note(stream_id, request.half_octets)
-        self._forget_stream(request)
-
-    def _peer_request(self, stream_id: StreamId, message: Message) -> PeerRequest:
-        request_id = self._ids.take(cast(Any, message).request_id)
-        parameters: Parameters = cast(Any, message).parameters
-        tokens, unknown_alias = self._tokens_of(parameters)
-        shown = tokens or self._context.guard.session_tokens
-        args = self._context, request_id, stream_id, self._ids
-        request: PeerRequest
-        event: Event
-        match message:
-            case Subscribe(track=track):
-                request = PeerSubscription(
-                    *args, track=track, parameters=parameters, queue=self._queue
-                )
-                event = SubscribeReceived(
-                    request_id=request_id, track=track, parameters=parameters, tokens=shown
-                )
-            case Fetch(track=track):
-                request = PeerFetch(*args, parameters=parameters, queue=self._queue)
-                event = FetchReceived(
-                    request_id=request_id, track=track, parameters=parameters, tokens=shown
-                )
-            case TrackStatus(track=track):
-                request = PeerTrackStatus(*args, parameters=parameters)
-                event = TrackStatusReceived(
-                    request_id=request_id, track=track, parameters=parameters, tokens=shown
-                )
-            case PublishNamespace(prefix=prefix):
-                request = PeerNamespace(*args)
-                event = PublishNamespaceReceived(
-                    request_id=request_id, prefix=prefix, parameters=parameters, tokens=shown
-                )
-            case SubscribeNamespace(prefix=prefix):
-                request = PeerNamespaceSubscription(
-                    *args, prefix=prefix, overlaps=self._overlaps_another
-                )
-                event = SubscribeNamespaceReceived(
-                    request_id=request_id, prefix=prefix, parameters=parameters, tokens=shown
-                )
-            case SubscribeTracks(prefix=prefix):
-                request = PeerTracks(
-                    *args,
-                    prefix=prefix,
-                    parameters=parameters,
-                    overlaps=self._overlaps_another,
-                )
-                event = SubscribeTracksReceived(
-                    request_id=request_id, prefix=prefix, parameters=parameters, tokens=shown
-                )
-            case Publish(track=track, track_alias=alias):
-                self._delivery.offer_alias(alias, track)
-                request = PeerPublication(
-                    *args,
-                    message=message,
-                    is_filtered=any(
-                        isinstance(r, OwnTracks) and r.may_filter(track)
-                        for r in self._requests.values()
-                    ),
-                    directory=self._delivery,
-                )
-                event = PublishReceived(
-                    request_id=request_id,
-                    track=track,
-                    track_alias=alias,
-                    parameters=parameters,
-                    track_properties=message.track_properties,
-                    tokens=shown,
-                )
-            case _:
-                raise ProtocolError(f"{message.type.name} opens a request stream")
-        self._requests[request_id] = request
-        self._by_stream[stream_id] = request
-        too_fast_ms = self._context.pace.request(self._context.now)
-        if unknown_alias is not None:
-            request.reject(RequestErrorCode.MALFORMED_AUTH_TOKEN, unknown_alias)
-        elif too_fast_ms is not None:  # ahead of signatures, which cost most
-            reason = f"more than {self.config.max_requests_per_s:g} requests a second"
-            request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_ms=too_fast_ms)
-            self._limited(reason)
-        elif (denied := self._denied(request, message, tokens)) is not None:
-            # Nothing was looked at yet, so nothing of what there is can be seen in the answer.
-            after_s = denied.retry_after_s
-            retry_ms = None if after_s is None else max(0, round(after_s * 1000))
-            request.reject(REQUEST_CODES[denied.why], "", retry_ms=retry_ms)
-        elif (busy := self._busy(request_id)) is not None:
-            request.reject(RequestErrorCode.EXCESSIVE_LOAD, busy.reason, retry_ms=busy.retry_ms)
-            self._limited(busy.reason)
-        elif (refusal := self._refusal(request, message, parameters)) is not None:
-            request.reject(*refusal)
-            if refusal[0] is RequestErrorCode.EXCESSIVE_LOAD:
-                self._limited(refusal[1])
-        else:
-            self._context.emit(event)
-        return request
-
-    def _limited(self, reason: str) -> None:
-        self._context.emit(PeerLimited(who=self._context.guard.whose(), reason=reason))
-
-    def _busy(self, request_id: RequestId) -> Busy | None:
-        """Say why a request is not taken now: the peer has enough, in all its sessions together."""
-        context = self._context
-        return context.visit.ask(request_id, context.guard.whose(request_id), context.now)
-
-    def _tokens_of(self, parameters: Parameters) -> tuple[Tokens, str | None]:
-        """Return what a request is judged by, or what is wrong with its aliases."""
-        try:
-            own = self._context.tokens.resolve(parameters.get(P.AUTHORIZATION_TOKEN, ()))
-        except UnknownTokenAlias as exc:
-            return (), str(exc)
-        return own, None
-
-    def _denied(self, request: PeerRequest, message: Message, own: Tokens) -> Denied | None:
-        match message:
-            case Subscribe(track=names) | Fetch(track=names) | TrackStatus(track=names):
-                question = Question.about(request.kind, names)
-            case Publish(track=names):
-                question = Question.about(request.kind, names)
-            case PublishNamespace(prefix=prefix) | SubscribeNamespace(prefix=prefix):
-                question = Question.about(request.kind, prefix)
-            case _:
-                question = Question.about(request.kind, cast(SubscribeTracks, message).prefix)
-        return self._context.guard.admit(request.request_id, question, own)
+    # -- inside: the session ---------------------------------------------------------------------
 
     def _look_again(self, *, everything: bool = False) -> None:
         """End what lost its right, and have the peer leave if it is the session that did."""
         lost = self._context.guard.look(everything=everything)
         for request_id, why in lost.requests:
-            request = self._requests.get(request_id)
-            if request is not None and not request.over:
+            request = self._requests.find(request_id, RequestStream)
+            if request is not None:
                 request.lose_right(why)
         if lost.farewell is not None:
             seconds, why = lost.farewell
@@ -1129,64 +889,14 @@ class Session:
             self._ends_with = SESSION_CODES[why]
             self._context.timers.start(FAREWELL_TIMER, seconds)
 
-    def _refusal(
-        self, request: PeerRequest, message: Message, parameters: Parameters
-    ) -> tuple[RequestErrorCode, str] | None:
-        """Say why a request that is allowed is refused before the application hears of it."""
-        if self._control.goaway_sent:
-            return RequestErrorCode.GOING_AWAY, ""
-        limit = self.config.max_requests
-        if len(self._requests) > limit and self.peer_requests > limit:
-            return RequestErrorCode.EXCESSIVE_LOAD, f"{limit} requests are open"
-        defect = filter_defect(parameters, self.config.max_filter_ranges)
-        if defect is not None:
-            return RequestErrorCode.INVALID_FILTER, defect
-        match message:
-            case (
-                Subscribe(track=track)
-                | Fetch(track=track)
-                | TrackStatus(track=track)
-                | Publish(track=track)
-            ) if track.namespace.is_local:
-                return RequestErrorCode.DOES_NOT_EXIST, "no session-level tracks"
-            case Publish(track_properties=properties):
-                if (kind := mandatory_property(properties)) is not None:
-                    return RequestErrorCode.UNSUPPORTED_EXTENSION, f"unknown property {kind:#x}"
-            case PublishNamespace(prefix=prefix) if prefix.is_local:
-                return RequestErrorCode.DOES_NOT_EXIST, "no session-level namespaces"
-            case SubscribeNamespace(prefix=prefix) | SubscribeTracks(prefix=prefix):
-                if self._overlaps_another(request, prefix):
-                    return RequestErrorCode.PREFIX_OVERLAP, f"{prefix} overlaps another"
-        return None
-
-    def _overlaps_another(self, request: PeerRequest, prefix: TrackNamespace) -> bool:
-        """Whether a request of the same kind is about a prefix of ``prefix``, or one it begins."""
-        return any(
-            isinstance(other, PeerNamespaceSubscription | PeerTracks)
-            and other.kind is request.kind
-            and other is not request
-            and not other.over
-            and overlaps(other.prefix, prefix)
-            for other in self._requests.values()
-        )
-
-    def _forget_stream(self, request: RequestStream) -> None:
-        """Forget a stream once nothing can come on it any more."""
-        if request.over and request.got_fin:
-            self._by_stream.pop(request.stream_id, None)
-
-    # -- inside: the session ---------------------------------------------------------------------
-
     def _control_received(self, stream_id: StreamId, data: bytes, fin: bool) -> None:
         self._context.release(stream_id, len(data))
         if self._control.receive(stream_id, data, fin):
-            for waiting in list(self._opening):
-                self._open_peer_request(waiting)
+            self._arrivals.setup_done()
             self._delivery.setup_done()
 
     def _goaway_due(self) -> None:
-        count = sum(not request.over for request in self._requests.values())
-        if count:
+        if count := self._requests.open_count:
             self._terminate(
                 SessionErrorCode.GOAWAY_TIMEOUT, f"{count} requests are open", by_peer=False
             )
@@ -1207,7 +917,8 @@ class Session:
             return
         reason = shortened(reason)
         self._terminated = SessionTerminated(code=code, reason=reason, by_peer=by_peer)
-        for request in self._requests.values():
+        self._requests.is_closed = True
+        for request in self._requests.by_id.values():
             if isinstance(request, PeerRequest | Publisher) and not request.over:
                 request.stopped_by_peer()
         self._context.visit.leave()

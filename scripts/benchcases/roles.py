@@ -20,8 +20,9 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component, Layout
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
-from kvcs.producer.publication import MAX_MANIFEST_EVERY, Encoding
+from kvcs.producer.publication import MAX_MANIFEST_EVERY
 from kvcs.producer.relay import Relay as RelayLink
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import PublicationName
 from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink, BlockSink

@@ -277,7 +277,7 @@ async def real_updates(target: Target) -> None:
     async with target.session("real-updates") as connection:
         raw = Raw(connection, target, "real-updates")
         listing = await connection.subscribe_namespace(target.prefix, timeout_s=PATIENCE_S)
-        stream_id = connection.session._requests[listing.request_id].stream_id
+        stream_id = connection.session._requests.by_id[listing.request_id].stream_id
         raw.take_over(stream_id)
         while not raw.is_over:
             for _ in range(BURST):

@@ -254,8 +254,8 @@ class Subject:
         """Do what an application may do at any time."""
         session, rng = self.end.session, self.rng
         match rng.randrange(12):
-            case 0 if session._requests:
-                session.cancel(rng.choice(list(session._requests)))
+            case 0 if session._requests.by_id:
+                session.cancel(rng.choice(list(session._requests.by_id)))
             case 1:
                 self.now += rng.choice([0.5, 5.0, 40.0])
             case 2 | 3 | 4:

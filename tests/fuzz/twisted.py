@@ -118,7 +118,7 @@ class Twisted(Pair):
         """Have an application do something, with any of its requests."""
         session: Any = end.session
         choices = self.choices
-        known = sorted(session._requests)
+        known = sorted(session._requests.by_id)
         number = choices.pick(known) if known else 0
         track = self.tracks[self.ends.index(end)]
         prefix = TrackNamespace.of("kvcs-1", f"n{choices.below(3)}")
@@ -222,8 +222,8 @@ class Twisted(Pair):
                 continue
             delivery = session._delivery
             assert delivery._parked_octets <= CONFIG.max_parked_octets
-            assert len(session._early_stops) <= 256
-            alive = sum(not request.over for request in session._requests.values())
+            assert len(session._arrivals.early_stops) <= 256
+            alive = sum(not request.over for request in session._requests.by_id.values())
             assert alive <= 2 * CONFIG.max_requests + 2 * MAX_STEPS
             partial = delivery._intake._partial_octets if hasattr(delivery, "_intake") else 0
             assert partial <= CONFIG.max_partial_octets + CONFIG.max_object_octets

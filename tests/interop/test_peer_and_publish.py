@@ -119,7 +119,7 @@ async def test_its_relay_wakes_a_paused_publication_for_who_subscribes(
     ):
         publication = await publisher.publish(maker.track, forward=False)
         subscription = await ours.subscribe(name)
-        request = publisher.session._requests[publication.request_id]
+        request = publisher.session._requests.by_id[publication.request_id]
         while not request._forward:  # type: ignore[attr-defined]
             await publisher.track_status(name)  # a round trip
         maker.publish_groups(range(3))

@@ -11,7 +11,7 @@ from kvcs.consumer.settings import Fetching
 from kvcs.consumer.trust import Expectations
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.producer.daemon import Producer, ProducerOptions
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.sink import ArraySink
 from kvcs.store.source import SafetensorsSource

@@ -383,8 +383,10 @@ class Pair:
         for end in self.ends:
             session: Any = end.session
             name = end.role.name
-            if session._requests or session._by_stream or session._opening:
-                found.append(f"{name}: requests {session._requests} {session._by_stream}")
+            if session._requests.by_id or session._requests.by_stream or session._arrivals.opening:
+                found.append(
+                    f"{name}: requests {session._requests.by_id} {session._requests.by_stream}"
+                )
             delivery = session._delivery
             if delivery._streams or delivery._fetch_owners or delivery._aliases:
                 found.append(f"{name}: streams {delivery._streams} {delivery._fetch_owners}")

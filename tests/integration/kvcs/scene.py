@@ -24,7 +24,8 @@ from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Component, Octets
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
-from kvcs.producer.publication import Publication, Segment
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Segment
 from kvcs.store.sink import ArraySink
 from kvcs.trust.scope import Scope
 from moqt.aio import ClientTls, ServerTls

@@ -78,7 +78,7 @@ def breaking_off(code: StreamErrorCode) -> Answer:
     def answer(connection: MoqtConnection, request: FetchReceived, track: LocalTrack) -> None:
         connection.session.accept_fetch(request.request_id, track)
         if request.track.name == V.encode():
-            fetch = connection.session._find(request.request_id, PeerFetch)
+            fetch = connection.session._requests.find(request.request_id, PeerFetch)
             assert fetch is not None
             assert fetch._flow is not None
             fetch._flow.give_up(code)

@@ -27,7 +27,7 @@ from kvcs.errors import BadManifest, ConfigError, Rejection
 from kvcs.kvsp.codecs import Codec, CodecRegistry
 from kvcs.kvsp.layout import Octets
 from kvcs.kvsp.standard import standard_codecs
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.profile.manifest import CodecEntry
 from kvcs.store.sink import ArraySink
 from moqt.aio.tls import CertificateFiles

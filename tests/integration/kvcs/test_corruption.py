@@ -23,7 +23,8 @@ from kvcs.consumer.trust import Expectations
 from kvcs.errors import Rejection
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.layout import Component
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE, PublicationName, new_publication_id
 from kvcs.profile.payload import HEADER_OCTETS
 from kvcs.profile.signing import ProducerKey

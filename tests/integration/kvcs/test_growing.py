@@ -2,11 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from kvcs.consumer import versions
 from kvcs.consumer.events import (
     Event,
     Failed,
@@ -20,13 +21,17 @@ from kvcs.consumer.events import (
     SegmentDiffers,
     Trust,
 )
+from kvcs.consumer.opening import Job, earlier_manifests
 from kvcs.consumer.retrieval import Retrieval
 from kvcs.consumer.selection import Wish
 from kvcs.errors import ConfigError, Expired
 from kvcs.kvsp.layout import Layout
+from kvcs.profile.manifest import Manifest
+from kvcs.profile.naming import PublicationName
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink, SafetensorsSink
+from moqt.aio import MoqtConnection
 from moqt.aio.tls import CertificateFiles
 from tests.integration.kvcs.growing import (
     CHUNKS,
@@ -167,8 +172,17 @@ async def test_so_it_is_through_a_relay(certificates: CertificateFiles) -> None:
 
 @pytest.mark.parametrize("repeated", [0, 1000, 1 << 20], ids=["none", "few", "all"])
 async def test_with_signed_manifests_all_that_is_appended_is_attested(
-    certificates: CertificateFiles, repeated: int
+    certificates: CertificateFiles, repeated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asking: list[Job] = []  # who asked for earlier versions of the manifest
+
+    def noted(
+        conn: MoqtConnection, name: PublicationName, track: bytes, wanted: range, job: Job
+    ) -> AsyncGenerator[Manifest, None]:
+        asking.append(job)
+        return earlier_manifests(conn, name, track, wanted, job)
+
+    monkeypatch.setattr(versions, "earlier_manifests", noted)
     key = ProducerKey.generate()
     expected = expectations(trusted={key.kid: key.public_key}, require_signature=True)
     sinks = [CountingSink() for _ in range(5)]
@@ -199,7 +213,8 @@ async def test_with_signed_manifests_all_that_is_appended_is_attested(
                 done = retrieval.layer(LAYERS - 1, segment, timeout_s=PATIENCE_S)
                 assert (await done).trust is Trust.ATTESTED
                 await retrieval.whole_layer(LAYERS - 1, timeout_s=PATIENCE_S)
-                fetched.append(bool(retrieval._current and retrieval._current._earlier))
+                current = retrieval._current
+                fetched.append(any(current and job is current.job for job in asking))
 
     # Who was there from the start has been told.
     assert fetched == [False, *[may_leave_out] * (len(fetched) - 1)]

@@ -10,7 +10,8 @@ from kvcs.consumer.events import Event, LayerReady, PublicationComplete, Trust
 from kvcs.consumer.trust import Expectations
 from kvcs.kvsp.layout import Component
 from kvcs.producer.handle import PublicationHandle
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.signing import ProducerKey
 from kvcs.telemetry import Counter
 from moqt.aio.tls import CertificateFiles

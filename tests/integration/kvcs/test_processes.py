@@ -30,7 +30,7 @@ from kvcs.consumer.retrieval import ConnectionSpec, Retrieval, consume
 from kvcs.consumer.selection import Wish
 from kvcs.errors import ConfigError, Rejection
 from kvcs.kvsp.codecs import CodecRegistry
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink, SafetensorsSink

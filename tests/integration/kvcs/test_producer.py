@@ -16,7 +16,7 @@ from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey, block_keys_sha256
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.handle import PublicationHandle
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.payload import Block
 from kvcs.profile.signing import ProducerKey, verify_manifest

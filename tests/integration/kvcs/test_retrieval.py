@@ -50,7 +50,8 @@ from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.layout import Component, Octets
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import MANIFEST_COSE, PublicationName, new_publication_id
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.sink import ArraySink

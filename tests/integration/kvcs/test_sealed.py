@@ -25,7 +25,8 @@ from kvcs.consumer.trust import Expectations
 from kvcs.errors import Rejection
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import standard_codecs
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.signing import ProducerKey
 from kvcs.store.shared import SharedArraySink
 from kvcs.store.sink import ArraySink

@@ -26,7 +26,7 @@ from kvcs.consumer.selection import Wish
 from kvcs.consumer.sessions import Sessions
 from kvcs.kvsp.layout import Component
 from kvcs.producer.handler import ServingHandler
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import MANIFEST, MANIFEST_COSE
 from kvcs.profile.signing import ProducerKey
 from kvcs.telemetry import LogEvent

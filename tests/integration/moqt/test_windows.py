@@ -319,6 +319,6 @@ async def test_streams_that_are_open_and_idle_make_no_packet_dearer(
         for _ in range(many):
             assert isinstance(await anext(subscription), ObjectReceived)
         session: Any = host.session
-        served = session._requests[subscription.request_id]
+        served = session._requests.by_id[subscription.request_id]
         assert sum(flow.stream_id is not None for _, flow in served._live) == many
         assert min([await lines_for(peer, 4) for _ in range(3)]) < 1.2 * few

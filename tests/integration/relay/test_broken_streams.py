@@ -83,7 +83,7 @@ async def test_an_object_of_any_declared_length_costs_its_stream_alone(
         track.open_subgroup(0).publish(0, payload_of(Location(0, 0)))
         await watched.until(lambda streams: streams and streams[0].objects.get(0))
         session: Any = origin.connection.session
-        [(_, flow)] = session._requests[origin.subscribed[0].request_id]._live
+        [(_, flow)] = session._requests.by_id[origin.subscribed[0].request_id]._live
         # Object 1, of 2**56 - 1 octets of which ten come.
         origin.connection._transport.send_stream_data(
             flow.stream_id, bytes.fromhex("00 feffffffffffffff 00010203040506070809"), False

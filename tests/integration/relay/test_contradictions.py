@@ -152,7 +152,7 @@ async def test_a_track_that_two_publish_alike_is_no_contradiction(
 def request_of(origin: Origin, subscribed: SubscribeReceived) -> Any:
     """What the publisher's session has of the relay's subscription."""
     session: Any = origin.connection.session
-    return session._requests[subscribed.request_id]
+    return session._requests.by_id[subscribed.request_id]
 
 
 def on_its_data_stream(octets: str, *, fin: bool = False) -> Callable[[Origin, Any], None]:

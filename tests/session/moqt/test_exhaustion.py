@@ -130,7 +130,7 @@ def test_an_update_that_does_not_end_in_time_costs_its_request() -> None:
 
     assert lone.seen(PeerRequestEnded)
     assert codes(lone, stream_id, ResetStream)
-    assert not len(lone.session._half)
+    assert not len(lone.session._arrivals.half)
     lone.assert_alive()
 
 
@@ -177,12 +177,13 @@ def test_half_messages_are_never_lost_count_of(steps: list[tuple[int, int, float
             lone.data(stream_id, piece)
         lone.later(pause_s)
         session = lone.session
-        held = sum(buffer.pending for buffer, _ in session._opening.values()) + sum(
-            request.half_octets for request in session._by_stream.values()
+        held = sum(buffer.pending for buffer, _ in session._arrivals.opening.values()) + sum(
+            request.half_octets for request in session._requests.by_stream.values()
         )
-        assert session._half._total == sum(session._half._octets.values()) == held <= 120
+        half = session._arrivals.half
+        assert half._total == sum(half._octets.values()) == held <= 120
     lone.later(10.0)
-    assert not len(lone.session._half)
+    assert not len(lone.session._arrivals.half)
     assert lone.close is None
 
 

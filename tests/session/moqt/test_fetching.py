@@ -294,7 +294,7 @@ def test_the_priority_of_a_fetch_can_be_changed_and_its_token_is_looked_at() -> 
     peer.say(stream_id, RequestUpdate(100, Parameters({P.SUBSCRIBER_PRIORITY: 3})))
 
     assert [type(m) for m in peer.messages(stream_id, MessageType.FETCH)] == [RequestOk]
-    flow = peer.session._requests[asked.request_id]._flow  # type: ignore[attr-defined]
+    flow = peer.session._requests.by_id[asked.request_id]._flow  # type: ignore[attr-defined]
     assert flow.rank()[0] == 3
 
 
@@ -544,7 +544,7 @@ def test_memory_stays_flat_over_many_groups() -> None:
         pair.client.seen.clear()
 
     [asked] = pair.server.take(SubscribeReceived)
-    served = pair.server.session._requests[asked.request_id]
+    served = pair.server.session._requests.by_id[asked.request_id]
     assert (len(track._recent), len(track._groups), len(track._group_ends)) == (0, 0, 0)
     assert (len(served._live), len(served._flow_of)) == (0, 0)  # type: ignore[attr-defined]
     track.end()

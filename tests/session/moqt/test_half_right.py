@@ -332,9 +332,9 @@ class HalfRight(RuleBasedStateMachine):
             return
         session: Any = self.peer.session
         assert self.peer.close is None, self.peer.close
-        assert len(session._opening) <= len(self.asked)
+        assert len(session._arrivals.opening) <= len(self.asked)
         assert session._delivery._parked_octets <= CONFIG.max_parked_octets
-        assert len(session._early_stops) <= 256
+        assert len(session._arrivals.early_stops) <= 256
 
     @rule(name=st.sampled_from(sorted(MISTAKES)))
     def nothing_yet(self, name: str) -> None:

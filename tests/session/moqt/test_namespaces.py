@@ -376,7 +376,7 @@ def test_an_announcement_can_be_updated_and_its_fin_is_no_withdrawal() -> None:
     pair = Pair()
     pair.client.session.publish_namespace(KV)
     pair.settle()
-    request = next(iter(pair.client.session._requests.values()))
+    request = next(iter(pair.client.session._requests.by_id.values()))
     request.finish()
     pair.settle()
 

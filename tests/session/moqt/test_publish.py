@@ -292,7 +292,7 @@ def test_a_bad_update_ends_it_update_failed() -> None:
     assert setup is not None
     with pytest.raises(UsageError):
         update(pair, request_id, OBJECTID_FILTER=bad)
-    request = pair.client.session._requests[request_id]
+    request = pair.client.session._requests.by_id[request_id]
     request.send(RequestUpdate(20, Parameters({P.OBJECTID_FILTER: bad})))
     request._updates.append((RequestId(20), Parameters()))  # type: ignore[attr-defined]
     pair.settle()

@@ -84,7 +84,7 @@ class Scenario:
             self.untaken += self.pair.client.take(ObjectReceived)
             if not self.untaken and not any(e.session.open_requests for e in self.pair.ends):
                 return
-        raise AssertionError(f"still open: {self.pair.client.session._requests}")
+        raise AssertionError(f"still open: {self.pair.client.session._requests.by_id}")
 
     # -- deeds ------------------------------------------------------------------------------------
 

@@ -472,7 +472,7 @@ def test_stop_sending_on_something_unknown_is_nothing() -> None:
             peer.stop(stream_id)
     for stream_id in (0, 1, 6, 1002):
         peer.reset(stream_id)
-    peer.session._early_stops.clear()
+    peer.session._arrivals.early_stops.clear()
 
     assert not [c for c in peer.commands if not isinstance(c, ReleaseCredit)]
     peer.assert_alive()
@@ -483,7 +483,7 @@ def test_stops_ahead_of_requests_are_remembered_only_so_far() -> None:
     for number in range(1000):
         peer.stop(4000 + 4 * number)
 
-    assert len(peer.session._early_stops) == 256
+    assert len(peer.session._arrivals.early_stops) == 256
 
 
 def test_codes_of_stream_errors_need_not_be_known() -> None:

@@ -103,7 +103,7 @@ def test_no_limit_on_updates_means_none() -> None:
     pair.server.answers = False
     pair.client.session.subscribe(NAME)
     pair.settle()
-    request = pair.client.session._requests[RequestId(0)]
+    request = pair.client.session._requests.by_id[RequestId(0)]
     for n in range(100):  # ahead of the answer, which this side does not do by itself
         request.send(RequestUpdate(1000 + 2 * n))
     pair.settle()

@@ -20,7 +20,7 @@ from kvcs.link import (
     why_not_there,
 )
 from kvcs.producer.daemon import ProducerOptions
-from kvcs.producer.publication import Encoding
+from kvcs.producer.segment import Encoding
 from kvcs.telemetry import LogEvent
 from kvcs.trust.grants import Role
 from kvcs.trust.tokenfile import token_to_text

@@ -15,7 +15,8 @@ from kvcs.cli.main import main
 from kvcs.kvsp.descriptor import Descriptor
 from kvcs.kvsp.keys import ScopeKey
 from kvcs.kvsp.standard import STANDARD, standard_codecs
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import PublicationName, new_publication_id
 from kvcs.profile.payload import HEADER_OCTETS, Block
 from kvcs.store.source import SafetensorsSource

@@ -19,7 +19,8 @@ from kvcs.kvsp.http.sealed import BadSealedLayer, SealedLayer
 from kvcs.kvsp.standard import standard_codecs
 from kvcs.producer.answers import Answers
 from kvcs.producer.blocks import PublishedBlocks
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import PublicationName
 from kvcs.trust.scope import Protection, Scope

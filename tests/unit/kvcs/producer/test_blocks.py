@@ -9,7 +9,8 @@ from kvcs.kvsp.http.names import BlockName
 from kvcs.kvsp.layout import Layout
 from kvcs.producer.answers import Answers
 from kvcs.producer.blocks import PublishedBlocks
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import PublicationName
 from tests.unit.kvcs.producer.test_publication import (
     BLOCK_TOKENS,

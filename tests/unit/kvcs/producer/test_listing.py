@@ -7,7 +7,8 @@ from kvcs.kvsp.http.registrar import Registrar
 from kvcs.kvsp.http.uris import PublicationUri, ServiceUri
 from kvcs.producer.answers import Answers
 from kvcs.producer.listing import Listing, holder_id
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from tests.unit.kvcs.producer.test_blocks import COMPAT, KEYS, expected, opened, produce
 from tests.unit.kvcs.producer.test_publication import LAYERS, SCOPE
 

@@ -15,7 +15,8 @@ from kvcs.kvsp.codecs import CodecRegistry
 from kvcs.kvsp.descriptor import ELEMENT_OCTETS, Descriptor
 from kvcs.kvsp.keys import ScopeKey, block_keys_sha256
 from kvcs.kvsp.layout import Component, Layout, Octets, layer_digest
-from kvcs.producer.publication import Encoding, Publication, Segment
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding, Segment
 from kvcs.profile.manifest import Manifest
 from kvcs.profile.naming import DataTrack, PublicationName
 from kvcs.profile.payload import Block

@@ -13,7 +13,8 @@ from kvcs.kvsp.http.names import BlockName
 from kvcs.producer import sealed as sealing_of_publications
 from kvcs.producer.answers import Answers
 from kvcs.producer.blocks import PublishedBlocks
-from kvcs.producer.publication import Encoding, Publication
+from kvcs.producer.publication import Publication
+from kvcs.producer.segment import Encoding
 from kvcs.profile.naming import MANIFEST_COSE
 from kvcs.profile.signing import ProducerKey, verify_manifest
 from kvcs.trust.scope import Padding, Protection, Scope
