@@ -35,12 +35,13 @@ ends are told the same shape, size and codec; --serve says what to run at the ot
   kvcs bench                                    loopback, two processes of this machine
   kvcs bench --codec int8 --model qwen3-8b      what a codec changes, and a shape
   kvcs bench --serve --listen :4443             on the far machine; it prints the next line
-  kvcs bench moqt://far:4443/ --ca-file ca.pem --scope-key-file scope.key --json > far.json
+  kvcs bench moqt://far:4443/ --ca-file ca.pem --scope-key-file scope.key --token-file token \
+      --json > far.json
   kvcs advise --bench far.json --prefill 8000   and whether that beats computing
 
-TLS is always verified. The throwaway producer makes a certificate and a scope key of its own,
-in a folder of which two files go to the other end. A URI may also lead to a relay or to
-kvcs produce --synthetic.
+TLS is always verified. The throwaway producer makes a certificate, a scope key and a token of its
+own, in a folder of which three files go to the other end; whoever shows no token gets nothing. A
+URI may also lead to a relay or to kvcs produce --synthetic.
 """
 EPILOG = """\
 MB are 10**6 octets of tensors. The goodput is that of whole retrievals, from dialling to the last
@@ -172,6 +173,7 @@ async def _over_loopback(
                 uri=f"moqt://127.0.0.1:{port}/",
                 tls=ClientTls(ca_file=files / "ca.pem"),
                 quic=quic_settings(settings),
+                config=client_config(settings.model_copy(update={"token_file": files / "token"})),
             )
             events = events_of(started, "served")
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from kvcs.cli.bench_cache import BenchCache
 from kvcs.cli.output import Output
 from kvcs.config import Address, BenchSettings
@@ -20,7 +22,16 @@ from kvcs.lifecycle import run_until_stopped
 from kvcs.link import quic_settings
 from kvcs.producer.daemon import Producer, ProducerOptions
 from kvcs.producer.segment import Encoding
+from kvcs.trust.authority import TokenAuthority
+from kvcs.trust.claims import Claims
+from kvcs.trust.grants import Role, permissions_of
+from kvcs.trust.issuers import IssuerKey, Issuers
+from kvcs.trust.keyfiles import write_new_secret
+from kvcs.trust.keys import default_kid
+from kvcs.trust.policy import Policy
 from kvcs.trust.scope import SUITES, Protection, Scope
+from kvcs.trust.tokenfile import token_to_text
+from kvcs.trust.tokens import SigningKey, issue
 from moqt.aio import MoqtConnection, ServerTls
 from moqt.aio.tls import CertificateFiles, make_certificates
 
@@ -30,6 +41,10 @@ SERVE_S = 3600.0
 _LOOK_S = 0.2
 #: Seconds that sessions have to end.
 _DRAIN_S = 0.2
+#: What the other end needs: whom to believe, the key of the scope, and a token to show.
+OTHER_END = ("ca.pem", "scope.key", "token")
+#: What this end is called in the token. Both are gone before anybody else could be called so.
+_AUDIENCE = "moqt://kvcs-bench"
 #: A documentation address (RFC 5737): nothing is ever sent there.
 _SOMEWHERE = ("192.0.2.1", 9)
 
@@ -40,13 +55,15 @@ class Keys:
 
     certificates: CertificateFiles
     for_the_other_end: Path
-    """A folder with what the other end needs, and nothing else: ``ca.pem``, ``scope.key``."""
+    """A folder with what the other end needs, and nothing else: :data:`OTHER_END`."""
 
     scope_key: ScopeKey
+    issuer: IssuerKey
+    """Of the token that the other end shows."""
 
     @classmethod
     def make(cls, folder: Path, names: Sequence[str]) -> "Keys":
-        """Make a certificate for these names, and a scope key.
+        """Make a certificate for these names, a scope key, and a token to retrieve with.
 
         Raises:
             ConfigError: If the folder cannot be written to, or has such files already.
@@ -64,7 +81,22 @@ class Keys:
             raise ConfigError(f"--files {folder}: {exc.filename}: {exc.strerror or exc}") from None
         scope_key = ScopeKey.generate()
         scope_key.to_file(other_end / "scope.key")
-        return cls(certificates, other_end, scope_key)
+        private = Ed25519PrivateKey.generate()
+        signing = SigningKey("kvcs bench", default_kid(private.public_key()), private)
+        now = int(time.time())
+        token = issue(
+            Claims(
+                issuer=signing.issuer,
+                audience=(_AUDIENCE,),
+                expires_at=now + SERVE_S,
+                issued_at=now,
+                permissions=permissions_of(Role.CONSUMER, [scope_key.scope_id]),
+            ),
+            signing,
+        )
+        text = token_to_text(token).encode() + b"\n"
+        write_new_secret(other_end / "token", text, what="token file")
+        return cls(certificates, other_end, scope_key, signing.verifier)
 
 
 async def serve(
@@ -132,6 +164,7 @@ async def _serve(
                     tls=ServerTls(certificates.certificate_file, certificates.key_file),
                     quic=quic_settings(settings),
                     on_connection=opened,
+                    authority=TokenAuthority(Policy(Issuers([keys.issuer])), [_AUDIENCE]),
                 )
                 command = other_end_command(
                     cache, reached_by[0], port, keys.for_the_other_end, protection
@@ -194,7 +227,7 @@ def other_end_command(
     words = (
         "kvcs", "bench", f"moqt://{Address(host, port)}/",
         "--ca-file", str(folder / "ca.pem"), "--scope-key-file", str(folder / "scope.key"),
-        *cache.flags(),
+        "--token-file", str(folder / "token"), *cache.flags(),
     )  # fmt: skip
     if protection is not None:
         [suite] = [name for name, suite in SUITES.items() if suite is protection.suite]
@@ -206,8 +239,8 @@ def _explain(command: str, host: str, folder: Path) -> None:
     """Tell a person what to do at the other end."""
     copied = command.replace(str(folder), "kvcs-bench")
     print(
-        f"At the other end, with two throwaway files from here (the key is good for this run "
-        f"alone):\n\n"
+        f"At the other end, with {len(OTHER_END)} throwaway files from here, which are good for "
+        f"this run alone:\n\n"
         f"  scp -pr {shlex.quote(f'{host}:{folder}')} kvcs-bench && {copied}\n\n"
         f"Each session is told below. It ends with Ctrl-C, or after {SERVE_S / 60:.0f} minutes.",
         file=sys.stderr,

@@ -112,6 +112,18 @@ async def test_loss_over_a_link_is_told_by_this_end_alone(desk: Desk) -> None:
 
 
 @pytest.mark.slow
+async def test_who_shows_no_token_of_the_far_end_is_served_nothing(desk: Desk) -> None:
+    async with started([*SERVE, *SMALL]) as far:
+        listening = await event_of(far, "listening")
+        _, _, *words = shlex.split(listening["command"])
+        at = words.index("--token-file")
+        status, out, err = await bench(*words[:at], *words[at + 2 :], "--request-timeout-s", "0.5")
+
+    assert (status, out) == (11, "")
+    assert "UNAUTHORIZED" in err
+
+
+@pytest.mark.slow
 async def test_a_cache_that_the_far_end_does_not_have_is_told_with_the_flags_to_compare(
     desk: Desk,
 ) -> None:
