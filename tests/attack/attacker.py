@@ -14,8 +14,10 @@ from pathlib import Path
 
 import structlog
 
+from kvcs.trust.tokens import CAT_TOKEN_TYPE
 from moqt.aio import ClientTls
 from moqt.names import TrackNamespace
+from moqt.wire.token import AuthorizationToken
 from tests.attack.attacks import Target, attack_until_cancelled
 
 
@@ -25,6 +27,11 @@ async def run(options: dict[str, object]) -> dict[str, dict[str, int]]:
         address=(str(options["host"]), int(str(options["port"]))),
         tls=ClientTls(ca_file=Path(str(options["ca_file"]))),
         prefix=TrackNamespace(tuple(bytes.fromhex(f) for f in options["prefix"])),  # type: ignore[attr-defined]  # a list
+        token=(
+            AuthorizationToken.use_value(CAT_TOKEN_TYPE, bytes.fromhex(str(options["token"])))
+            if options["token"]
+            else None
+        ),
     )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(float(str(options["seconds"]))), asyncio.TaskGroup() as group:

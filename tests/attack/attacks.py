@@ -6,11 +6,13 @@ Every attack counts the answers that it gets. :data:`ATTACKS` says which of them
 
 import asyncio
 import contextlib
+import itertools
+import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +24,7 @@ from moqt.codepoints import SessionErrorCode as S
 from moqt.errors import MoqtError, RequestRejected
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.commands import Command, ReleaseCredit
+from moqt.session.config import SessionConfig
 from moqt.wire.filters import LocationFilter, RangeFilter
 from moqt.wire.framing import MessageBuffer, encode_message
 from moqt.wire.messages.base import Message
@@ -48,6 +51,8 @@ class Target:
         address: Host and UDP port.
         tls: Whom to believe.
         prefix: Namespace under which things are published, as the attacker knows it.
+        token: What the attacker has been given, good for a session and nothing that is there; None
+            where nobody is asked for one.
         source: The attacker's own address.
         answers: What came back, by attack and answer.
     """
@@ -55,6 +60,7 @@ class Target:
     address: tuple[str, int]
     tls: ClientTls
     prefix: TrackNamespace
+    token: AuthorizationToken | None = None
     source: str = ATTACKER
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -62,12 +68,14 @@ class Target:
     async def session(self, attack: str, **quic: Any) -> AsyncIterator[MoqtConnection]:
         """Open a session from the attacker's address; how it ends is counted."""
         host, port = self.address
+        shown = () if self.token is None else (self.token,)
         try:
             with dialling_from(self.source):
                 connection = await open_connection(
                     f"moqt://{host}:{port}/",
                     tls=self.tls,
                     quic=QuicSettings(**quic),
+                    config=SessionConfig(tokens=lambda: shown),
                     timeout_s=PATIENCE_S,
                 )
         except TimeoutError:
@@ -326,6 +334,27 @@ async def tokens(target: Target) -> None:
             await asyncio.sleep(0)
 
 
+async def forgeries(target: Target) -> None:
+    """Show tokens that look like good ones, each another one, with all that is asked for."""
+    shown = target.token or AuthorizationToken.use_value(0, bytes(200))
+    async with target.session("forgeries") as connection:
+
+        async def ask(number: int) -> None:
+            signed, signature = shown.value[:-64], secrets.token_bytes(64)
+            forged = replace(shown, value=signed + signature)
+            with counting(target, "forgeries"):
+                await connection.track_status(
+                    FullTrackName(target.prefix, str(number).encode()),
+                    tokens=[forged],
+                    timeout_s=PATIENCE_S,
+                )
+
+        for first in itertools.count(0, BURST):
+            await asyncio.gather(*(ask(first + number) for number in range(BURST)))
+            if connection.closed is not None:
+                return
+
+
 async def lengths(target: Target) -> None:
     """Declare Objects of 2**60 octets, and send some of each."""
     async with target.session("lengths") as connection:
@@ -394,13 +423,14 @@ class Attack:
     """One attack, and what is documented as its answer."""
 
     run: Callable[[Target], Awaitable[None]]
-    at_producer: frozenset[str]
+    known: frozenset[str]
     at_relay: frozenset[str]
+    """What else a relay answers."""
 
 
-def _attack(run: Callable[[Target], Awaitable[None]], both: str, *, relay: str = "") -> Attack:
-    common = frozenset(both.split()) | {"CONNECTION_REFUSED"}
-    return Attack(run, common, common | frozenset(relay.split()))
+def _attack(run: Callable[[Target], Awaitable[None]], known: str, *, relay: str = "") -> Attack:
+    everywhere = frozenset(known.split()) | {"CONNECTION_REFUSED"}
+    return Attack(run, everywhere, frozenset(relay.split()))
 
 
 _FLOOD = "EXCESSIVE_LOAD closed:INTERNAL_ERROR"
@@ -418,16 +448,25 @@ ATTACKS: dict[str, Attack] = {
     "halves": _attack(halves, f"{_CUT} {_FLOOD}"),
     "unread": _attack(unread, f"accepted DOES_NOT_EXIST {_FLOOD}"),
     "tokens": _attack(tokens, f"DOES_NOT_EXIST closed:AUTH_TOKEN_CACHE_OVERFLOW {_FLOOD} {_OVER}"),
+    "forgeries": _attack(forgeries, f"DOES_NOT_EXIST {_FLOOD}"),
     "lengths": _attack(
         lengths, f"UNINTERESTED {_CUT} {_FLOOD} {_OVER}", relay="closed:DUPLICATE_TRACK_ALIAS"
     ),
 }
 
 
-def undocumented(attack: str, answer: str, *, at_relay: bool) -> bool:
+#: What all are answered where tokens are asked for, by who has none for it.
+_NO_RIGHT = frozenset({"UNAUTHORIZED", "MALFORMED_AUTH_TOKEN", "closed:UNAUTHORIZED"})
+
+
+def undocumented(attack: str, answer: str, where: str) -> bool:
     """Whether an answer is none of those that are documented."""
     one = ATTACKS[attack]
-    known = one.at_relay if at_relay else one.at_producer
+    known = one.known
+    if where == "relay":
+        known |= one.at_relay
+    if where == "guarded":
+        known |= _NO_RIGHT
     return answer.replace(" ", ":") not in known
 
 

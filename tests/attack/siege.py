@@ -1,4 +1,4 @@
-"""A producer and a relay under attack, and a consumer that wants nothing but its cache.
+"""Producers, a relay and a store under attack, and a consumer that wants nothing but its cache.
 
 ``python -m tests.attack.siege --seconds 120`` runs it and prints what came of it: how fast the
 consumer was with and without the attacker, how much memory each target took on, which answers the
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvcs.consumer.retrieval import ConnectionSpec, consume
 from kvcs.consumer.trust import Expectations
@@ -26,8 +27,14 @@ from kvcs.kvsp.keys import ScopeKey
 from kvcs.profile.naming import PROFILE
 from kvcs.store.sink import ArraySink
 from kvcs.store.source import SyntheticSource
+from kvcs.trust.claims import Claims
+from kvcs.trust.grants import Role, permissions_of
+from kvcs.trust.keys import default_kid
+from kvcs.trust.tokens import CAT_TOKEN_TYPE, SigningKey, issue
 from moqt.aio import ClientTls
 from moqt.aio.tls import CertificateFiles, make_certificates
+from moqt.session.config import SessionConfig
+from moqt.wire.token import AuthorizationToken
 from tests.attack.attacks import ATTACKS, undocumented
 
 MIB = 1 << 20
@@ -37,6 +44,9 @@ WANTED_SPEED, MEMORY_BEYOND = 0.70, 64 * MIB
 CONNECTIONS, WINDOW, CACHE = 32, 1 * MIB, 64 * MIB
 SHAPE, TOKENS = "8,4,64", 512
 SCOPE = ScopeKey(bytes(range(32)))
+#: Whom to attack: a producer, a relay, a store, and a producer that asks everybody for a token.
+TARGETS = ("producer", "relay", "store", "guarded")
+AUDIENCE = "moqt://siege"
 
 
 @dataclass
@@ -116,6 +126,8 @@ async def running(folder: Path, *command: str) -> AsyncIterator[Process]:
         port, wanted = 0, {"listening"}
         if command[0] == "produce":
             wanted.add("publication-finished")
+        if command[0] == "store":
+            wanted.add("publication-kept")
         async with asyncio.timeout(60):
             while wanted:
                 line = await process.stdout.readline()
@@ -172,6 +184,30 @@ class Consumer:
         return octets / took / 1e6 if took else 0.0
 
 
+class Guard:
+    """An issuer, and what it has given to the consumer and to the attacker."""
+
+    def __init__(self, folder: Path) -> None:
+        private = Ed25519PrivateKey.generate()
+        self._key = SigningKey("siege", default_kid(private.public_key()), private)
+        self.issuers_file = folder / "issuers.toml"
+        self.issuers_file.write_text(
+            f'[[issuers]]\nissuer = "siege"\n'
+            f'public_key = "{private.public_key().public_bytes_raw().hex()}"\n'
+        )
+        self.of_consumer = self._token(SCOPE.scope_id)
+        self.of_attacker = self._token(bytes(32))
+
+    def _token(self, scope_id: bytes) -> AuthorizationToken:
+        claims = Claims(
+            issuer=self._key.issuer,
+            audience=(AUDIENCE,),
+            expires_at=time.time() + 3600,
+            permissions=permissions_of(Role.CONSUMER, [scope_id]),
+        )
+        return AuthorizationToken.use_value(CAT_TOKEN_TYPE, issue(claims, self._key))
+
+
 async def besieged(
     where: str,
     target: Process,
@@ -179,6 +215,7 @@ async def besieged(
     files: CertificateFiles,
     seconds: float,
     attacks: Sequence[str],
+    guard: Guard,
 ) -> Report:
     """Attack one target beside a consumer; return what came of it."""
     report = Report(where, seconds)
@@ -194,6 +231,7 @@ async def besieged(
         "prefix": [PROFILE.hex(), SCOPE.scope_id.hex()],
         "seconds": seconds,
         "attacks": list(attacks),
+        "token": guard.of_attacker.value.hex() if where == "guarded" else None,
     }
     attacker = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.attack.attacker", json.dumps(options),
@@ -233,17 +271,15 @@ async def besieged(
         f"{attack}: {answer}"
         for attack, answers in report.answers.items()
         for answer in answers
-        if undocumented(attack, answer, at_relay=where == "relay")
+        if undocumented(attack, answer, where)
     )
     report.crashes += target.failures
     return report
 
 
-async def siege(
-    seconds: float, where: Sequence[str], attacks: Sequence[str], folder: Path
-) -> list[Report]:
-    """Set up a producer and a relay, and attack them one after the other."""
-    files = make_certificates(folder)
+@asynccontextmanager
+async def at_work(folder: Path, files: CertificateFiles) -> AsyncIterator[dict[str, Process]]:
+    """Run everything that can be attacked, with one cache at each."""
     key = folder / "scope.key"
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
@@ -252,20 +288,32 @@ async def siege(
         "--certificate-file", str(files.certificate_file), "--key-file", str(files.key_file),
         *limits(),
     ]  # fmt: skip
+    cache = ["--synthetic", SHAPE, "--tokens", str(TOKENS), "--scope-key-file", str(key)]
+    issuers = ["--issuers-file", str(folder / "issuers.toml"), "--audience", AUDIENCE]
+    async with running(folder, "relay", *listen, "--cache-octets", str(CACHE)) as relay:
+        reached = ["--ca-file", str(files.ca_file), "--connect", f"moqt://127.0.0.1:{relay.port}/"]
+        async with (
+            running(folder, "produce", *listen, *cache, *reached) as producer,
+            running(folder, "store", "kept", *listen, *reached, *cache[-2:]) as store,
+            running(folder, "produce", *listen, *cache, *issuers) as guarded,
+        ):  # fmt: skip
+            yield {"producer": producer, "relay": relay, "store": store, "guarded": guarded}
+
+
+async def siege(
+    seconds: float, where: Sequence[str], attacks: Sequence[str], folder: Path
+) -> list[Report]:
+    """Attack one target after the other."""
+    files = make_certificates(folder)
+    guard = Guard(folder)
     tls = ClientTls(ca_file=files.ca_file)
+    config = SessionConfig(tokens=lambda: (guard.of_consumer,))
     reports = []
-    async with (
-        running(folder, "relay", *listen, "--cache-octets", str(CACHE)) as relay,
-        running(
-            folder, "produce", *listen, "--synthetic", SHAPE, "--tokens", str(TOKENS),
-            "--scope-key-file", str(key), "--ca-file", str(files.ca_file),
-            "--connect", f"moqt://127.0.0.1:{relay.port}/",
-        ) as producer,
-    ):  # fmt: skip
-        for name, target in (("producer", producer), ("relay", relay)):
-            if name in where:
-                spec = ConnectionSpec(uri=f"moqt://127.0.0.1:{target.port}/", tls=tls)
-                reports.append(await besieged(name, target, spec, files, seconds, attacks))
+    async with at_work(folder, files) as targets:
+        for name in where:
+            target = targets[name]
+            spec = ConnectionSpec(uri=f"moqt://127.0.0.1:{target.port}/", tls=tls, config=config)
+            reports.append(await besieged(name, target, spec, files, seconds, attacks, guard))
     return reports
 
 
@@ -273,7 +321,7 @@ def main() -> int:
     """Run it from the command line; the status is 1 if anything was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0, help="for each target")
-    parser.add_argument("--target", choices=["producer", "relay"], action="append")
+    parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--attack", choices=sorted(ATTACKS), action="append")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -282,7 +330,7 @@ def main() -> int:
         reports = asyncio.run(
             siege(
                 args.seconds,
-                args.target or ["producer", "relay"],
+                args.target or TARGETS,
                 args.attack or sorted(ATTACKS),
                 Path(folder),
             )
