@@ -6,6 +6,7 @@ has a bound, since whoever is limited here would fill it.
 
 import ipaddress
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -169,6 +170,7 @@ class FailedTokens:
         return until - now
 
 
+@lru_cache(maxsize=1024)
 def peer_of(address: str) -> str:
     """Return what stands for the peer at an address where it is not known who it is.
 

@@ -193,6 +193,9 @@ class MoqtConnection:
         self.going_away: GoawayReceived | None = None
         """The peer's GOAWAY for the whole session, once it has come."""
 
+        self.on_terminated: Callable[[MoqtConnection, SessionTerminated], None] = lambda *_: None
+        """Called when the session has ended; for the one who made this connection."""
+
         self._transport = transport
         self._credit = _Credit(transport)
         self._handler = handler
@@ -752,6 +755,7 @@ class MoqtConnection:
             reason=event.reason,
             by_peer=event.by_peer,
         )
+        self.on_terminated(self, event)
         self._handler.connection_closed(self)
 
     def _set_timer(self) -> None:

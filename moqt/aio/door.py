@@ -7,12 +7,15 @@ begins one and leaves may write any address as its own (RFC 9000 Section 8.1).
 from enum import Enum
 
 from moqt.aio.settings import QuicSettings
-from moqt.limits import Rates, Tally
+from moqt.limits import MAX_KEYS, Rates, Tally
 
 #: Of the handshakes under way at once one peer may have this part.
 _PART_OF_PEER = 4
 #: Seconds whose handshakes may come at once.
 _BURST_S = 4.0
+#: Seconds for which a peer is refused that did not stop asking: a handshake costs more than what it
+#: was told to wait with.
+BARRED_S = 5.0
 
 
 class Verdict(Enum):
@@ -37,6 +40,7 @@ class Door:
         self._handshakes = Tally[str](part)
         self._begun = 0
         self._there = 0
+        self._barred: dict[str, float] = {}
         per_s = settings.max_handshakes_per_s_of_peer
         self._rates = Rates[str](per_s, max(1.0, per_s * _BURST_S), rest="")
 
@@ -59,7 +63,7 @@ class Door:
             proved: Whether it came with a token that we sent to its address.
         """
         settings = self._settings
-        if self._there >= settings.max_connections:
+        if self._there >= settings.max_connections or self._is_barred(peer, now):
             return Verdict.REFUSE
         if self.asks_for_proof and not proved:
             return Verdict.RETRY
@@ -73,6 +77,21 @@ class Door:
         self._begun += 1
         self._there += 1
         return Verdict.ACCEPT
+
+    def bar(self, peer: str, now: float) -> None:
+        """Refuse a peer for :data:`BARRED_S`: it asks and asks although it was told to wait."""
+        self._barred.pop(peer, None)
+        while self._barred and next(iter(self._barred.values())) <= now:  # the first of all
+            del self._barred[next(iter(self._barred))]
+        if len(self._barred) < MAX_KEYS:
+            self._barred[peer] = now + BARRED_S
+
+    def _is_barred(self, peer: str, now: float) -> bool:
+        until = self._barred.get(peer)
+        if until is not None and until <= now:
+            del self._barred[peer]
+            return False
+        return until is not None
 
     def established(self, peer: str) -> None:
         """A handshake that was accepted is complete."""

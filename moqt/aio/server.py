@@ -12,6 +12,7 @@ from moqt.aio.transport import QuicListener, QuicTransport
 from moqt.authority import Authority
 from moqt.codepoints import SessionErrorCode
 from moqt.session.config import Role, SessionConfig
+from moqt.session.events import SessionTerminated
 from moqt.session.guests import Guests
 
 
@@ -55,11 +56,16 @@ class Server:
         connection = MoqtConnection(
             transport, Role.SERVER, self._config, self._handler, self._authority, self._guests
         )
+        connection.on_terminated = self._ended
         _ = self.connections  # forget those that ended
         self._connections[connection] = None
         if self._on_connection is not None:
             self._on_connection(connection)
         return connection
+
+    def _ended(self, connection: MoqtConnection, event: SessionTerminated) -> None:
+        if event.flooded and self._listener is not None:
+            self._listener.bar(connection.peer_address[0])
 
     def identify(self, tls: ServerTls) -> None:
         """Show another certificate to those who connect from now on; sessions go on.

@@ -182,6 +182,9 @@ class QuicListener(Protocol):
     def stop_accepting(self) -> None:
         """Refuse new connections from now on; those there are go on."""
 
+    def bar(self, host: str) -> None:
+        """Refuse new connections from an address for some seconds, where that can be done."""
+
     def close(self) -> None:
         """Close what connections there are, with code 0, and then the socket."""
 

@@ -18,7 +18,7 @@ from moqt.codepoints import (
     known,
 )
 from moqt.codepoints import ParameterType as P
-from moqt.errors import ProtocolError, UsageError
+from moqt.errors import ProtocolError, TooManyRequests, TooManyRequestUpdates, UsageError
 from moqt.names import FullTrackName, TrackNamespace
 from moqt.session.admission import Admission
 from moqt.session.arrivals import Arrivals
@@ -216,7 +216,7 @@ class Session:
             else:
                 self._delivery.receive(stream_id, data, fin)
         except ProtocolError as exc:
-            self._terminate(exc.code, str(exc), by_peer=False)
+            self._violated(exc)
 
     def receive_reset(self, stream_id: StreamId, code: int) -> None:
         """The peer gave up sending on a stream."""
@@ -908,15 +908,27 @@ class Session:
         try:
             yield
         except ProtocolError as exc:
-            self._terminate(exc.code, str(exc), by_peer=False)
+            self._violated(exc)
+
+    def _violated(self, error: ProtocolError) -> None:
+        flooded = isinstance(error, TooManyRequests | TooManyRequestUpdates)
+        self._terminate(error.code, str(error), by_peer=False, flooded=flooded)
 
     def _terminate(
-        self, code: SessionErrorCode | int, reason: str, *, by_peer: bool, close: bool = True
+        self,
+        code: SessionErrorCode | int,
+        reason: str,
+        *,
+        by_peer: bool,
+        close: bool = True,
+        flooded: bool = False,
     ) -> None:
         if self._terminated is not None:
             return
         reason = shortened(reason)
-        self._terminated = SessionTerminated(code=code, reason=reason, by_peer=by_peer)
+        self._terminated = SessionTerminated(
+            code=code, reason=reason, by_peer=by_peer, flooded=flooded
+        )
         self._requests.is_closed = True
         for request in self._requests.by_id.values():
             if isinstance(request, PeerRequest | Publisher) and not request.over:

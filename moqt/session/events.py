@@ -561,6 +561,8 @@ class SessionTerminated:
     code: SessionErrorCode | int
     reason: str
     by_peer: bool
+    flooded: bool = False
+    """Whether we closed it because the peer goes on asking although it was told to wait."""
 
 
 Event = (

@@ -100,6 +100,7 @@ class RequestStream:
         self._context = context
         self._buffer = MessageBuffer()
         self._sent_fin = False
+        self._asked_to_stop = False
         self.got_fin = False
         self._got_goaway = False
 
@@ -114,6 +115,8 @@ class RequestStream:
         """Take octets of the peer's direction."""
         self.got_fin |= fin
         if self.over:
+            if data:  # perhaps a message was on its way; whoever goes on talks to nobody
+                self._ask_to_stop(StreamErrorCode.CANCELLED)
             return
         self._buffer.feed(data)
         for message in self._buffer.messages(self.kind):
@@ -218,9 +221,13 @@ class RequestStream:
         if not self._sent_fin:
             self._sent_fin = True
             self._context.reset(self.stream_id, code)
-        if not self.got_fin:
-            self._context.stop(self.stream_id, code)
+        self._ask_to_stop(code)
         self._end()
+
+    def _ask_to_stop(self, code: StreamErrorCode) -> None:
+        if not (self.got_fin or self._asked_to_stop):
+            self._asked_to_stop = True
+            self._context.stop(self.stream_id, code)
 
     def _end(self) -> None:
         self.over = True

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -35,8 +36,10 @@ async def run(options: dict[str, object]) -> dict[str, dict[str, int]]:
     )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(float(str(options["seconds"]))), asyncio.TaskGroup() as group:
-            for which in options["attacks"]:  # type: ignore[attr-defined]  # a list
-                group.create_task(attack_until_cancelled(which, target))
+            # Each from an address of its own, or one that is refused for a while stops them all.
+            for number, which in enumerate(options["attacks"]):  # type: ignore[arg-type, var-annotated]  # a list
+                alone = replace(target, source=f"127.0.{number + 1}.1")
+                group.create_task(attack_until_cancelled(which, alone))
     answers: dict[str, dict[str, int]] = defaultdict(dict)
     for (attack, answer), count in sorted(target.answers.items()):
         answers[attack][answer] = count

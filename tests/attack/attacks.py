@@ -137,6 +137,7 @@ class Raw:
         self._transport = connection._transport
         self._target, self._attack = target, attack
         self._answers: dict[int, MessageBuffer] = {}
+        self._stopped: set[int] = set()
         session_data = connection.stream_data_received
 
         def data_received(stream_id: int, data: bytes, fin: bool) -> None:
@@ -155,6 +156,7 @@ class Raw:
             self._count(f"reset {name_of(StreamErrorCode, code)}")
 
         def stop_received(stream_id: int, code: int) -> None:
+            self._stopped.add(stream_id)
             self._count(f"stopped {name_of(StreamErrorCode, code)}")
 
         connection.stream_data_received = data_received  # type: ignore[method-assign]
@@ -184,8 +186,8 @@ class Raw:
         return self._context.stream_ids.uni()
 
     def write(self, stream_id: int, data: bytes) -> bool:
-        """Write, if the peer grants the stream and the octets."""
-        if self._transport.stream_credit(stream_id) < len(data):
+        """Write, if the peer grants the stream and the octets, and has not stopped it."""
+        if stream_id in self._stopped or self._transport.stream_credit(stream_id) < len(data):
             return False
         self._transport.send_stream_data(stream_id, data)
         return True
@@ -284,7 +286,8 @@ async def real_updates(target: Target) -> None:
     """Change a request that is served, again and again."""
     async with target.session("real-updates") as connection:
         raw = Raw(connection, target, "real-updates")
-        listing = await connection.subscribe_namespace(target.prefix, timeout_s=PATIENCE_S)
+        with counting(target, "real-updates", ends=True):
+            listing = await connection.subscribe_namespace(target.prefix, timeout_s=PATIENCE_S)
         stream_id = connection.session._requests.by_id[listing.request_id].stream_id
         raw.take_over(stream_id)
         while not raw.is_over:
@@ -308,7 +311,8 @@ async def halves(target: Target) -> None:
 async def unread(target: Target) -> None:
     """Ask for all that is published, and consume nothing of it."""
     async with target.session("unread") as connection:
-        tracks = await _found(connection, target.prefix)
+        with counting(target, "unread", ends=True):
+            tracks = await _found(connection, target.prefix)
         with never_consuming(connection):
             for namespace in tracks:
                 for track in (b"k.raw.s0", b"v.raw.s0", b"manifest"):
@@ -371,18 +375,25 @@ async def lengths(target: Target) -> None:
 
 
 @contextlib.contextmanager
-def counting(target: Target, attack: str) -> Any:
-    """Count how a request ends."""
+def counting(target: Target, attack: str, *, ends: bool = False) -> Any:
+    """Count how a request ends; if it ``ends`` an attack that it is refused, raise it again."""
     try:
         yield
     except RequestRejected as exc:
         target.count(attack, name_of(R, exc.code))
+        if ends:
+            raise
     except TimeoutError:
         target.count(attack, "no answer")
+        if ends:
+            raise
     except MoqtError:
-        pass  # the session is over, which is counted there
+        if ends:
+            raise
+        # The session is over, which is counted there.
     else:
-        target.count(attack, "accepted")
+        if not ends:
+            target.count(attack, "accepted")
 
 
 @contextlib.contextmanager
@@ -444,7 +455,7 @@ ATTACKS: dict[str, Attack] = {
     "namespaces": _attack(namespaces, f"UNINTERESTED {_FLOOD}", relay="accepted no:answer"),
     "filters": _attack(filters, f"INVALID_FILTER {_FLOOD}"),
     "updates": _attack(updates, f"DOES_NOT_EXIST closed:TOO_MANY_REQUEST_UPDATES {_FLOOD} {_OVER}"),
-    "real-updates": _attack(real_updates, f"closed:TOO_MANY_REQUEST_UPDATES {_FLOOD}"),
+    "real-updates": _attack(real_updates, f"closed:TOO_MANY_REQUEST_UPDATES {_FLOOD} {_OVER}"),
     "halves": _attack(halves, f"{_CUT} {_FLOOD}"),
     "unread": _attack(unread, f"accepted DOES_NOT_EXIST {_FLOOD}"),
     "tokens": _attack(tokens, f"DOES_NOT_EXIST closed:AUTH_TOKEN_CACHE_OVERFLOW {_FLOOD} {_OVER}"),

@@ -136,6 +136,10 @@ class Listener:
         """Refuse new connections from now on; those there are go on."""
         self._accepting = False
 
+    def bar(self, host: str) -> None:
+        """Refuse new connections from an address for some seconds."""
+        self._door.bar(peer_of(host), time.monotonic())
+
     def close(self) -> None:
         """Close what connections there are, with code 0, and then the socket."""
         self._accepting = False

@@ -157,6 +157,9 @@ class Listener:
         """Refuse new connections from now on; those there are go on."""
         self._accepting = False
 
+    def bar(self, host: str) -> None:
+        """Do nothing: who has not come through the handshake is not told, and cannot be refused."""
+
     def close(self) -> None:
         """Close what connections there are, with code 0, and then the socket."""
         if self._closing:

@@ -125,6 +125,7 @@ async def test_a_finished_publication_is_told_as_by_one_process(
     assert summary.octets == of_kind(alone, PublicationComplete)[0].summary.octets
 
 
+@pytest.mark.slow
 async def test_what_is_produced_meanwhile_comes_layer_by_layer(
     certificates: CertificateFiles,
 ) -> None:
@@ -171,6 +172,7 @@ async def test_who_joins_through_a_relay_in_the_middle_of_a_layer_gets_each_obje
     assert summary.duplicates == 0
 
 
+@pytest.mark.slow
 async def test_a_file_is_written_by_several_processes(
     certificates: CertificateFiles, tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ async def test_a_file_is_written_by_several_processes(
     assert sorted(os.listdir(tmp_path)) == ["cache.json", "cache.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["kv.raw", "shuffle-zstd"])
 async def test_other_codecs_and_forms_are_decoded_there(
     certificates: CertificateFiles, encoding: str
@@ -200,6 +203,7 @@ async def test_other_codecs_and_forms_are_decoded_there(
     assert_same_cache(sink)
 
 
+@pytest.mark.slow
 async def test_a_part_is_placed_where_it_belongs(certificates: CertificateFiles) -> None:
     sink, wish = SharedArraySink(), Wish(layers=range(2, 4), blocks=range(1, 4))
     async with on_stage(certificates) as scene:
@@ -213,6 +217,7 @@ async def test_a_part_is_placed_where_it_belongs(certificates: CertificateFiles)
         np.testing.assert_array_equal(sink.v[layer].view("u2"), v.view("u2"))
 
 
+@pytest.mark.slow
 async def test_with_a_signed_manifest_layers_wait_to_be_attested(
     certificates: CertificateFiles,
 ) -> None:
@@ -235,6 +240,7 @@ def forge(payload: bytearray) -> None:
     payload[36:68] = sha256(payload[68:]).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [flip(100), forge], ids=["changed", "forged"])
 async def test_one_changed_octet_costs_its_layer_and_nothing_else(
     certificates: CertificateFiles, change: Any
@@ -311,6 +317,7 @@ async def test_what_a_process_that_stands_still_lacked_is_taken_over(
     assert_whole(events, sink)
 
 
+@pytest.mark.slow
 async def test_what_no_process_brought_is_an_exact_list_when_the_publication_is_given_up(
     certificates: CertificateFiles,
 ) -> None:
@@ -332,6 +339,7 @@ async def test_what_no_process_brought_is_an_exact_list_when_the_publication_is_
     assert missing_places(failed).total() + failed.summary.objects == EVERYTHING.total()
 
 
+@pytest.mark.slow
 async def test_the_manifest_is_followed_over_another_connection_when_its_own_is_lost(
     certificates: CertificateFiles,
 ) -> None:

@@ -738,6 +738,22 @@ async def test_a_sink_that_raises_closes_its_own_session(bench: Bench) -> None:
     await bench.host.until(lambda: bench.host.closed)
 
 
+@pytest.mark.aioquic
+async def test_who_does_not_stop_asking_is_closed_and_not_let_in_again_at_once(
+    certificates: CertificateFiles,
+) -> None:
+    async with serving(certificates, config=SessionConfig(max_requests_per_s=1.0)) as bench:
+        async with bench.dial() as connection:
+            asking = [connection.track_status(NAME) for _ in range(20)]
+            await patiently(asyncio.gather(*asking, return_exceptions=True))
+            await patiently(connection.wait_closed())
+            assert connection.closed is not None
+            assert connection.closed.code == SessionErrorCode.INTERNAL_ERROR
+        with pytest.raises(ConnectionError, match="CONNECTION_REFUSED"):
+            async with bench.dial():
+                raise AssertionError("it was let in")
+
+
 async def test_fifty_pending_requests_fail_promptly_when_the_session_closes(bench: Bench) -> None:
     bench.host.silent = True
     async with bench.dial() as connection:

@@ -276,7 +276,7 @@ async def test_what_a_subscriber_does_wrong_costs_its_own_session(
         kept = await good.subscribe(SOUND, fill=FROM_START)
         lost = await bad.subscribe(SOUND, fill=FROM_START)
         request: Any = bad.session
-        stream_id = request._requests[lost.request_id].stream_id
+        stream_id = request._requests.by_id[lost.request_id].stream_id
         bad._transport.send_stream_data(stream_id, bytes.fromhex("7e 0000"), False)
         await bad.wait_closed()
         assert bad.closed is not None

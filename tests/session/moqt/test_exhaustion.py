@@ -13,6 +13,7 @@ from moqt.session.config import Role, SessionConfig
 from moqt.session.events import (
     PeerLimited,
     PeerRequestEnded,
+    RequestId,
     StreamDiscarded,
     SubscribeReceived,
 )
@@ -86,6 +87,8 @@ def test_who_goes_on_in_spite_of_refusals_is_closed() -> None:
     assert lone.close is not None
     assert lone.close.code == SessionErrorCode.INTERNAL_ERROR
     assert lone.close.reason == "more than 10 requests a second in spite of refusals"
+    assert lone.session.terminated is not None
+    assert lone.session.terminated.flooded
 
 
 def test_one_update_too_many_closes_the_session() -> None:
@@ -292,3 +295,33 @@ def test_what_is_refused_takes_no_place() -> None:
     lone.session.close()
     lone.drain()
     assert guests.requests_of("192.0.2.1") == guests.sessions_of("192.0.2.1") == 0
+
+
+def test_who_goes_on_talking_on_the_stream_of_a_request_that_is_over_is_asked_once_to_stop() -> (
+    None
+):
+    lone = Lone()
+    stream_id = lone.ask()
+    lone.session.reject(RequestId(0), RequestErrorCode.DOES_NOT_EXIST)
+    for _ in range(3):
+        lone.data(stream_id, bytes(100))
+
+    assert codes(lone, stream_id, StopSending) == [StreamErrorCode.CANCELLED]
+    assert lone.session.terminated is None
+
+
+def test_who_is_refused_at_once_is_not_asked_to_stop_before_it_goes_on() -> None:
+    lone = slow()
+    streams = [lone.ask() for _ in range(BURST + 1)]
+
+    assert answer_to(lone, streams[-1]) is not None
+    assert codes(lone, streams[-1], StopSending) == []
+
+
+def test_who_ends_the_stream_of_a_request_that_is_over_is_not_asked_to_stop() -> None:
+    lone = Lone()
+    stream_id = lone.ask()
+    lone.session.reject(RequestId(0), RequestErrorCode.DOES_NOT_EXIST)
+    lone.data(stream_id, b"", fin=True)
+
+    assert codes(lone, stream_id, StopSending) == []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcs.cli.bench_cache import BenchCache, LikelySource
-from kvcs.cli.bench_serve import Keys, other_end_command, own_names
+from kvcs.cli.bench_serve import OTHER_END, Keys, other_end_command, own_names
 from kvcs.cli.main import make_parser
 from kvcs.config import BenchSettings, settings_from
 from kvcs.errors import BadDescriptor, ConfigError
@@ -99,8 +99,9 @@ def test_its_tokens_are_those_of_the_synthetic_cache_of_that_shape() -> None:
 def test_the_key_of_the_certificate_is_not_among_what_the_other_end_gets(tmp_path: Path) -> None:
     keys = Keys.make(tmp_path / "files", ["far.example"])
 
-    assert {path.name for path in keys.for_the_other_end.iterdir()} == {"ca.pem", "scope.key"}
-    assert (keys.for_the_other_end / "scope.key").stat().st_mode & 0o077 == 0
+    assert {path.name for path in keys.for_the_other_end.iterdir()} == set(OTHER_END)
+    for secret in ("scope.key", "token"):
+        assert (keys.for_the_other_end / secret).stat().st_mode & 0o077 == 0
     found = ScopeKey.from_file(keys.for_the_other_end / "scope.key")
     assert found.scope_id == keys.scope_key.scope_id
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moqt.aio.door import Door, Verdict
+from moqt.aio.door import BARRED_S, Door, Verdict
 from moqt.aio.settings import QuicSettings
 
 ACCEPT, RETRY, REFUSE = Verdict.ACCEPT, Verdict.RETRY, Verdict.REFUSE
@@ -54,6 +54,26 @@ def test_one_peer_begins_no_more_handshakes_than_its_rate() -> None:
     assert door.asked("a", 0.5, proved=True) is REFUSE
     assert door.asked("b", 0.5, proved=True) is ACCEPT
     assert door.asked("a", 1.0, proved=True) is ACCEPT
+
+
+def test_who_did_not_stop_asking_is_refused_for_a_while_and_nobody_else() -> None:
+    door = Door(QuicSettings())
+    door.bar("a", 100.0)
+
+    assert door.asked("a", 100.0 + 0.9 * BARRED_S, proved=True) is REFUSE
+    assert door.asked("b", 100.0 + 0.9 * BARRED_S, proved=True) is ACCEPT
+    assert door.asked("a", 100.0 + BARRED_S, proved=True) is ACCEPT
+    assert not door._barred
+
+
+def test_it_is_forgotten_who_was_refused_for_a_while_also_if_they_never_come_again() -> None:
+    door = Door(QuicSettings())
+    for number in range(10):
+        door.bar(f"p{number}", float(number))
+        door.bar("again and again", float(number))
+
+    late = [f"p{number}" for number in range(5, 10)]
+    assert [peer for peer in door._barred if peer != "again and again"] == late
 
 
 def test_one_peer_has_no_more_connections_than_its_limit() -> None:

@@ -85,6 +85,7 @@ def test_it_fills_the_path_and_not_its_queue(queue: float) -> None:
     assert (bottleneck.queued_s - queued_s) / (bottleneck.passed - passed) < 0.008
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.3, 3.0])
 def test_it_follows_a_path_that_becomes_slower_or_faster(factor: float) -> None:
     watched = Watched(replace(NARROW, queue=8.0))
@@ -96,6 +97,7 @@ def test_it_follows_a_path_that_becomes_slower_or_faster(factor: float) -> None:
     assert watched.control.rate == pytest.approx(NARROW.rate * factor, rel=0.1)
 
 
+@pytest.mark.slow
 def test_it_follows_a_path_that_becomes_longer() -> None:
     watched = Watched(THIN)
     watched.during(2.0)
@@ -107,6 +109,7 @@ def test_it_follows_a_path_that_becomes_longer() -> None:
     assert watched.during(2.0) > 0.9 * THIN.rate * DATA / OCTETS
 
 
+@pytest.mark.slow
 def test_it_measures_the_least_rtt_only_when_it_is_not_found_anyway() -> None:
     watched = Watched(THIN)
     watched.during(25.0)
@@ -198,6 +201,7 @@ def test_persistent_congestion_leaves_the_least_window() -> None:
     assert watched.control.congestion_window == MIN_PACKETS * OCTETS
 
 
+@pytest.mark.slow
 def test_what_was_yielded_is_taken_back_soon() -> None:
     long = replace(NARROW, rtt_s=0.080)
     watched = Watched(long)
@@ -210,6 +214,7 @@ def test_what_was_yielded_is_taken_back_soon() -> None:
     assert watched.during(2.0) > 0.9 * WHOLE
 
 
+@pytest.mark.slow
 def test_after_an_outage_it_goes_on() -> None:
     watched = Watched(NARROW)
     watched.during(2.0)
@@ -224,6 +229,7 @@ def test_after_an_outage_it_goes_on() -> None:
 # Beside others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize("pair", [("bbr", "bbr"), ("bbr", "reno"), ("reno", "bbr")], ids=":".join)
 def test_nobody_gets_less_than_a_fifth_of_a_fair_share(
