@@ -264,6 +264,7 @@ async def test_one_changed_octet_costs_its_layer_and_nothing_else(
 # -- processes that are lost ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [1, 2], ids=["one of two", "both"])
 async def test_what_a_killed_process_lacked_is_taken_over(
     certificates: CertificateFiles, killed: int

@@ -517,6 +517,7 @@ async def relay_process(desk: Desk) -> AsyncIterator[tuple[int, ConnectionSpec]]
         yield process.pid, spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", [SEALED, Scope(SCOPE)], ids=["sealed", "in clear"])
 async def test_nothing_of_a_cache_is_in_the_memory_of_a_relay(desk: Desk, scope: Scope) -> None:
     async with (
@@ -546,6 +547,7 @@ async def test_nothing_of_a_cache_is_in_the_memory_of_a_relay(desk: Desk, scope:
         assert {name for name in names.values() if "tokens" not in name} - found == set()
 
 
+@pytest.mark.slow
 async def test_the_commands_seal_and_open(desk: Desk) -> None:
     sealed = ("--sealing", "sealed", "--suite", "aes-256-gcm")
     async with started(desk.produce("--json", "--drain-s", "0", *sealed)) as producer:

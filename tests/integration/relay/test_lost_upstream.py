@@ -121,6 +121,7 @@ def placed_before(layers: int, objects: int) -> Counter[Place]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hops", [1, 2])
 async def test_half_a_publication_without_its_producer_is_served_and_the_rest_told_as_unknown(
     certificates: CertificateFiles, hops: int
