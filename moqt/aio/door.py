@@ -13,8 +13,8 @@ from moqt.limits import MAX_KEYS, Rates, Tally
 _PART_OF_PEER = 4
 #: Seconds whose handshakes may come at once.
 _BURST_S = 4.0
-#: Seconds for which a peer is refused that did not stop asking: a handshake costs more than what it
-#: was told to wait with.
+#: Seconds for which a peer is refused that did not stop asking. Otherwise it is back at once, and
+#: its next handshake and requests cost as much again.
 BARRED_S = 5.0
 
 

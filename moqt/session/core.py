@@ -6,7 +6,7 @@ them an octet, a verb or a timer goes to, and that one broken rule closes the se
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from moqt.authority import Authority
 from moqt.codepoints import (
@@ -69,8 +69,6 @@ from moqt.wire.messages.setup import Setup
 from moqt.wire.messages.subscribe import Subscribe, TrackStatus
 from moqt.wire.parameters import ALLOWED, Parameters, Scope
 from moqt.wire.token import AuthorizationToken
-
-R = TypeVar("R", bound=RequestStream)
 
 #: Requests of ours that Objects come for.
 _RECEIVERS = (Subscriber, OwnFetch)
@@ -177,11 +175,6 @@ class Session:
     def peer_name(self) -> str:
         """Whose session it is: who was granted it, else what stands for where it comes from."""
         return self._context.guard.whose()
-
-    @property
-    def peer_requests(self) -> int:
-        """Requests of the peer that are alive."""
-        return self._requests.of_peer
 
     # -- doors: what happened on the wire --------------------------------------------------------
 
